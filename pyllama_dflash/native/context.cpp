@@ -1,0 +1,86 @@
+#include "context.h"
+
+#include "error.h"
+#include "ggml-cpu.h"
+#include "log.h"
+
+namespace pld {
+
+namespace {
+
+constexpr llama_seq_id SEQ = 0;
+
+}  // namespace
+
+ThreadPool::ThreadPool(int32_t n_threads) {
+    auto params = ggml_threadpool_params_default(n_threads);
+    pool_       = ggml_threadpool_new(&params);
+    require(pool_ != nullptr, PLD_E_MEMORY, format("could not start %d threads", n_threads));
+}
+
+ThreadPool::~ThreadPool() {
+    ggml_threadpool_free(pool_);
+}
+
+Context::Context(llama_model * model, const llama_context_params & params, const char * what) : batch_(nullptr) {
+    const log::Opening opening;
+    ctx_ = llama_init_from_model(model, params);
+    require(ctx_ != nullptr, PLD_E_LOAD, format("no context of %u tokens could be made for the %s", params.n_ctx, what) +
+                                             opening.reason());
+    if (memory() == nullptr) {
+        llama_free(ctx_);
+        throw Error(PLD_E_LOAD, format("the %s does not generate text: it has no memory of earlier tokens", what));
+    }
+    batch_ = llama_batch_ext_init(ctx_);
+}
+
+Context::~Context() {
+    llama_batch_ext_free(batch_);
+    if (ctx_) {
+        llama_free(ctx_);
+    }
+}
+
+void Context::attach(const ThreadPool & pool, int32_t n_threads) {
+    llama_set_n_threads(ctx_, n_threads, n_threads);
+    llama_attach_threadpool(ctx_, pool.get(), pool.get());
+}
+
+void Context::clear() {
+    llama_batch_ext_clear(batch_);
+}
+
+// M-RoPE models take four positions an embedding row, three of them equal for text; others read the first.
+void Context::set_pos(int32_t row, int32_t pos) {
+    const llama_pos all[4] = {pos, pos, pos, 0};
+    require(row >= 0 && llama_batch_ext_set_pos(batch_, row, all), PLD_E_INTERNAL, "a batch row was refused");
+}
+
+void Context::add_token(int32_t token, int32_t pos, bool output) {
+    const auto row = llama_batch_ext_add_token(batch_, SEQ, token);
+    set_pos(row, pos);
+    llama_batch_ext_set_output_logits(batch_, row, output);
+}
+
+void Context::add_features(const float * row, size_t width, int32_t pos) {
+    set_pos(llama_batch_ext_add_embd(batch_, SEQ, {row, 1, width}), pos);
+}
+
+void Context::run() {
+    const auto rc = llama_process(ctx_, LLAMA_PROCESS_TYPE_DECODE, batch_);
+    require(rc == 0, PLD_E_DECODE, format("llama.cpp could not run the batch (code %d)", rc));
+}
+
+bool Context::truncate(int32_t pos) {
+    if (pos == 0) {
+        forget();
+        return true;
+    }
+    return llama_memory_seq_rm(memory(), SEQ, pos, -1);
+}
+
+void Context::forget() {
+    llama_memory_clear(memory(), /*data=*/false);
+}
+
+}  // namespace pld

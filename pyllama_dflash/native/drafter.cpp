@@ -1,0 +1,167 @@
+#include "drafter.h"
+
+#include "error.h"
+#include "llama-ext.h"
+#include "log.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace pld {
+
+namespace {
+
+// DFlash has no selector: its candidates are the best few logits, as many as llama.cpp's own DFlash loop looks at.
+constexpr int32_t DFLASH_CANDIDATES = 10;
+
+// The draft's graph computes logits for every row of a batch, so its compute buffer grows with n_ubatch x n_vocab.
+constexpr int32_t DRAFT_UBATCH = 64;
+
+llama_context_params draft_params(const DraftFacts & facts, llama_context * target, const pld_engine_params & params,
+                                  int32_t n_ctx) {
+    auto out            = llama_context_default_params();
+    const auto n_ubatch = std::max({DRAFT_UBATCH, facts.block_size});
+    out.n_ctx           = static_cast<uint32_t>(n_ctx);  // a block never reaches beyond what could be verified
+    out.n_batch         = static_cast<uint32_t>(n_ubatch);
+    out.n_ubatch        = static_cast<uint32_t>(n_ubatch);
+    out.n_seq_max       = 1;
+    out.n_outputs_max   = static_cast<uint32_t>(facts.block_size);
+    out.n_threads       = 1;
+    out.n_threads_batch = 1;
+    out.flash_attn_type = static_cast<llama_flash_attn_type>(params.flash_attn);
+    out.type_k          = static_cast<ggml_type>(params.type_k_draft);
+    out.type_v          = static_cast<ggml_type>(params.type_v_draft);
+    out.ctx_other       = target;
+    return out;
+}
+
+}  // namespace
+
+Drafter::Drafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params, int32_t n_ctx)
+    : model_(std::move(model)),
+      target_(target),
+      n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target.get())))),
+      n_candidates_(model_->facts().kind == PLD_KIND_DFLASH2 ? model_->facts().selector_top_k
+                                                             : std::min(DFLASH_CANDIDATES, n_vocab_)),
+      n_embd_(static_cast<size_t>(llama_model_n_embd(model_->llama()))),
+      width_(n_embd_ * model_->facts().target_layers.size()),
+      n_ubatch_(std::max(DRAFT_UBATCH, model_->facts().block_size)),
+      ctx_(model_->llama(), draft_params(model_->facts(), target.get(), params, n_ctx), "draft") {
+    for (const auto id : model_->facts().target_layers) {
+        llama_set_embeddings_layer_inp(target.get(), static_cast<uint32_t>(id), true);
+    }
+    // DFlash2 hands its candidates and scores over where a next-token head would put its embeddings, a row for each token.
+    const bool dflash2 = model_->facts().kind == PLD_KIND_DFLASH2;
+    llama_set_embeddings_nextn(ctx_.get(), true, /*masked=*/!dflash2);
+    llama_set_causal_attn(ctx_.get(), model_->facts().causal);
+}
+
+void Drafter::add_features(int32_t n) {
+    const auto begin = pending_.size();
+    pending_.resize(begin + static_cast<size_t>(n) * width_);
+    size_t column = begin;
+    for (const auto id : model_->facts().target_layers) {
+        const float * layer = llama_get_embeddings_layer_inp(target_.get(), static_cast<uint32_t>(id));
+        require(layer != nullptr, PLD_E_INTERNAL, format("the target gave no input of layer %d", id));
+        for (int32_t i = 0; i < n; ++i) {
+            std::memcpy(&pending_[column + static_cast<size_t>(i) * width_], layer + static_cast<size_t>(i) * n_embd_,
+                        n_embd_ * sizeof(float));
+        }
+        column += n_embd_;
+    }
+    // Plain rounds never draft, so nothing else would bound what waits.
+    if (n_pending() >= n_ubatch_) {
+        inject();
+    }
+}
+
+void Drafter::inject() {
+    const auto total = n_pending();
+    for (int32_t done = 0; done < total; done += n_ubatch_) {
+        const auto n = std::min(n_ubatch_, total - done);
+        ctx_.clear();
+        for (int32_t i = 0; i < n; ++i) {
+            ctx_.add_features(&pending_[static_cast<size_t>(done + i) * width_], width_, n_cached_ + i);
+        }
+        ctx_.run();
+        n_cached_ += n;
+        n_injected_ += n;
+    }
+    pending_.clear();
+}
+
+Draft Drafter::draft(int32_t anchor, int32_t n) {
+    inject();
+    const bool dflash2 = model_->facts().kind == PLD_KIND_DFLASH2;
+    ctx_.clear();
+    for (int32_t i = 0; i <= n; ++i) {
+        ctx_.add_token(i == 0 ? anchor : model_->facts().mask_token, n_cached_ + i, /*output=*/!dflash2);
+    }
+    ctx_.run();
+
+    Draft   out;
+    int32_t predecessor = 0;
+    for (int32_t row = 1; row <= n; ++row) {
+        auto c = candidates(row, &predecessor);
+        if (!c.valid(n_vocab_)) {
+            if (!warned_) {
+                warned_ = true;
+                log::write(log::WARN, "the draft gave a score that is not a number or a token that does not exist; drafts are "
+                                      "cut there");
+            }
+            break;
+        }
+        out.push_back(std::move(c));
+    }
+    // The block's own K/V is noise: only verified features stay.
+    require(ctx_.truncate(n_cached_), PLD_E_INTERNAL, "the draft's cache could not drop the block");
+    return out;
+}
+
+// Row of the last pass. DFlash2: [k ids as float][k x k scores, one line for each predecessor candidate]; *predecessor is the
+// line to read, and is set to the candidate chosen here.
+Candidates Drafter::candidates(int32_t row, int32_t * predecessor) const {
+    if (model_->facts().kind == PLD_KIND_DFLASH) {
+        const float * logits = llama_get_logits_ith(ctx_.get(), row);
+        require(logits != nullptr, PLD_E_INTERNAL, "the draft gave no logits");
+        return top_k(logits, n_vocab_, n_candidates_);
+    }
+    const auto    k       = n_candidates_;
+    const float * lattice = llama_get_embeddings_nextn(ctx_.get());
+    require(lattice != nullptr, PLD_E_INTERNAL, "the draft gave no candidates");
+    const float *        line   = lattice + static_cast<size_t>(row) * n_embd_;
+    const float *        scores = line + k + static_cast<ptrdiff_t>(*predecessor) * k;
+    std::vector<int32_t> tokens(static_cast<size_t>(k));
+    std::transform(line, line + k, tokens.begin(),
+                   [&](float id) { return id >= 0 && id < static_cast<float>(n_vocab_) ? static_cast<int32_t>(id) : -1; });
+    *predecessor = argmax(scores, k);
+    return sorted(tokens.data(), scores, k);
+}
+
+int32_t Drafter::truncate(int32_t pos) {
+    if (pos >= n_past()) {
+        return n_past();
+    }
+    if (pos >= n_cached_) {
+        pending_.resize(static_cast<size_t>(pos - n_cached_) * width_);
+        return pos;
+    }
+    pending_.clear();
+    const auto n_swa   = llama_model_n_swa(model_->llama());
+    const bool windows = n_swa > 0 && llama_memory_seq_pos_min(ctx_.memory(), 0) > std::max(0, pos - n_swa);
+    if (windows || !ctx_.truncate(pos)) {
+        forget();
+        return 0;
+    }
+    n_cached_ = pos;
+    return pos;
+}
+
+void Drafter::forget() {
+    ctx_.forget();
+    pending_.clear();
+    n_cached_ = 0;
+}
+
+}  // namespace pld

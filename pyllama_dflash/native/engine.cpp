@@ -1,0 +1,296 @@
+#include "engine.h"
+
+#include "accept.h"
+#include "error.h"
+#include "log.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace pld {
+
+namespace {
+
+pld_engine_params resolve(const Model & target, const Model * draft, pld_engine_params p) {
+    const auto trained = static_cast<int32_t>(llama_model_n_ctx_train(target.llama()));
+    const auto widest  = draft ? draft->facts().block_size - 1 : p.n_max;
+    p.n_ctx            = p.n_ctx == 0 ? trained : p.n_ctx;
+    p.n_max            = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
+
+    constexpr int32_t MAX_CTX = 1 << 28, MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
+    require(p.n_ctx >= 1 && p.n_ctx <= MAX_CTX, PLD_E_ARGUMENT, format("n_ctx=%d is out of range, 1 to %d", p.n_ctx, MAX_CTX));
+    require(p.n_ubatch >= 1 && p.n_ubatch <= MAX_STEP, PLD_E_ARGUMENT,
+            format("n_ubatch=%d is out of range, 1 to %d", p.n_ubatch, MAX_STEP));
+    require(p.n_threads >= 1 && p.n_threads <= MAX_THREADS, PLD_E_ARGUMENT,
+            format("n_threads=%d is out of range, 1 to %d", p.n_threads, MAX_THREADS));
+    require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));
+    require(!draft || p.n_max <= widest, PLD_E_ARGUMENT,
+            format("n_max=%d exceeds block_size-1=%d of %s; lower n_max", p.n_max, widest,
+                   draft ? draft->header().name().c_str() : ""));
+    require(p.n_max <= MAX_WIDTH, PLD_E_ARGUMENT, format("n_max=%d is out of range, 0 to %d", p.n_max, MAX_WIDTH));
+    for (const auto type : {p.type_k, p.type_v, p.type_k_draft, p.type_v_draft}) {
+        require(type >= 0 && type < GGML_TYPE_COUNT, PLD_E_ARGUMENT, format("%d is no K/V cache type", type));
+    }
+    return p;
+}
+
+bool has_recurrent_state(const llama_model * model) {
+    return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, const pld_engine_params & params)
+    : target_(std::move(target)),
+      draft_(std::move(draft)),
+      params_(resolve(*target_, draft_.get(), params)),
+      n_vocab_(target_->n_vocab()),
+      threads_(params_.n_threads) {
+    if (draft_) {
+        check_pair(target_->header(), draft_->header());
+    } else {
+        check_target(target_->header());
+    }
+    require(params_.n_max == 0 || !has_recurrent_state(target_->llama()), PLD_E_PAIR,
+            target_->header().name() + " keeps a recurrent state that can't be rolled back yet; run it without a draft");
+    open();
+    trial();
+    ctx_->attach(threads_, params_.n_threads);
+    if (drafter_) {
+        drafter_->context().attach(threads_, params_.n_threads);
+    }
+}
+
+Engine::~Engine() = default;
+
+void Engine::open() {
+    const auto width    = params_.n_max + 1;
+    auto       p        = llama_context_default_params();
+    p.n_ctx             = static_cast<uint32_t>(params_.n_ctx);
+    p.n_batch           = static_cast<uint32_t>(std::max(params_.n_ubatch, width));
+    p.n_ubatch          = p.n_batch;
+    p.n_seq_max         = 1;
+    p.n_outputs_max     = static_cast<uint32_t>(width);
+    p.n_outputs_max_per_seq = p.n_outputs_max;
+    p.n_threads         = 1;
+    p.n_threads_batch   = 1;
+    p.flash_attn_type   = static_cast<llama_flash_attn_type>(params_.flash_attn);
+    p.type_k            = static_cast<ggml_type>(params_.type_k);
+    p.type_v            = static_cast<ggml_type>(params_.type_v);
+
+    llama_sampler_seq_config sampler = {/*seq_id=*/0, nullptr};
+    if (params_.backend_argmax) {
+        argmax_.reset(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+        llama_sampler_chain_add(argmax_.get(), llama_sampler_init_greedy());
+        sampler.sampler = argmax_.get();
+        p.samplers      = &sampler;
+        p.n_samplers    = 1;
+    }
+    ctx_ = std::make_unique<Context>(target_->llama(), p, "target");
+    if (draft_) {
+        drafter_ = std::make_unique<Drafter>(draft_, *ctx_, params_, params_.n_ctx);
+    }
+}
+
+// Run one token through both models while assertions still throw, on this thread alone: what a file's header could not show
+// comes out here and not in the middle of a generation.
+void Engine::trial() {
+    const char * step = "target";
+    try {
+        const log::Opening opening;
+        const int32_t      token = 0;
+        begin(&token, 1);
+        verify(nullptr, 0, false);
+        step = "draft";
+        if (drafter_) {
+            drafter_->draft(token, std::min(params_.n_max, params_.n_ctx - 1));
+        }
+        reset();
+        n_trial_rows_ = drafter_ ? drafter_->n_injected() : 0;
+    } catch (const Error & e) {
+        if (drafter_) {
+            drafter_->context().leak();
+        }
+        ctx_->leak();
+        const bool taps = draft_ && std::strstr(e.what(), "layer input") != nullptr;
+        const auto arch = target_->header().arch();
+        throw taps ? Error(PLD_E_PAIR, target_->header().name() + ": models of kind '" + arch +
+                                           "' do not show a draft the inputs of their layers yet")
+                   : Error(PLD_E_LOAD, std::string("the ") + step + " fails at its first token: " + e.what());
+    }
+}
+
+pld_engine_info Engine::info() const {
+    return {params_.n_ctx,
+            params_.n_ubatch,
+            params_.n_threads,
+            params_.n_max,
+            drafter_ ? drafter_->n_candidates() : 0,
+            n_vocab_,
+            draft_ ? draft_->facts().kind : PLD_KIND_TARGET,
+            params_.backend_argmax != 0};
+}
+
+pld_engine_state Engine::state() const {
+    return {n_past(),
+            static_cast<int32_t>(seq_.pending.size()),
+            seq_.anchor,
+            drafter_ ? drafter_->n_past() : 0,
+            drafter_ ? drafter_->n_injected() - n_trial_rows_ : 0,
+            n_prefilled_};
+}
+
+void Engine::reset() {
+    seq_    = {};
+    n_rows_ = 0;
+    ctx_->forget();
+    if (drafter_) {
+        drafter_->forget();
+    }
+}
+
+// After a failure in a batch nothing is known of the caches.
+template <typename F> auto Engine::or_reset(F && step) -> decltype(step()) {
+    try {
+        return step();
+    } catch (...) {
+        reset();
+        throw;
+    }
+}
+
+void Engine::require_ready(const char * what) const {
+    require(seq_.anchor >= 0, PLD_E_ORDER, format("%s needs a prompt: call prefill first", what));
+    require(seq_.pending.empty(), PLD_E_ORDER,
+            format("%s needs the whole prompt: %zu tokens still wait for prefill", what, seq_.pending.size()));
+}
+
+int32_t Engine::begin(const int32_t * tokens, int32_t n) {
+    require(n >= 1, PLD_E_ARGUMENT, "the prompt has no tokens; give at least one");
+    require(n <= params_.n_ctx, PLD_E_CONTEXT_FULL,
+            format("the prompt has %d tokens but n_ctx is %d; shorten it or raise n_ctx", n, params_.n_ctx));
+    for (int32_t i = 0; i < n; ++i) {
+        target_->check_token(tokens[i]);
+    }
+    return or_reset([&] {
+        // The last token is the anchor: it is evaluated by the first round, so it is never taken from the cache.
+        const auto limit = std::min<size_t>(seq_.cached.size(), static_cast<size_t>(n - 1));
+        const auto same  = std::mismatch(tokens, tokens + limit, seq_.cached.begin()).first - tokens;
+        roll_back(static_cast<int32_t>(same));
+        seq_.pending.assign(tokens + n_past(), tokens + n - 1);
+        seq_.anchor = tokens[n - 1];
+        n_rows_     = 0;
+        return n_past();
+    });
+}
+
+// Keep positions [0, pos) in both caches, or fewer where one of them has lost what that needs.
+void Engine::roll_back(int32_t pos) {
+    if (pos < n_past()) {
+        const auto n_swa   = llama_model_n_swa(target_->llama());
+        const bool windows = n_swa > 0 && llama_memory_seq_pos_min(ctx_->memory(), 0) > std::max(0, pos - n_swa);
+        if (windows || !ctx_->truncate(pos)) {
+            pos = 0;
+            ctx_->forget();
+        }
+    }
+    if (drafter_ && drafter_->truncate(pos) < pos) {
+        pos = 0;
+        ctx_->forget();
+    }
+    seq_.cached.resize(static_cast<size_t>(pos));
+}
+
+int32_t Engine::prefill() {
+    require(seq_.anchor >= 0, PLD_E_ORDER, "no prompt was given");
+    const auto n = std::min(params_.n_ubatch, static_cast<int32_t>(seq_.pending.size()));
+    if (n == 0) {
+        return 0;
+    }
+    return or_reset([&] {
+        ctx_->clear();
+        for (int32_t i = 0; i < n; ++i) {
+            ctx_->add_token(seq_.pending[static_cast<size_t>(i)], n_past() + i, /*output=*/false);
+        }
+        ctx_->run();
+        if (drafter_) {
+            drafter_->add_features(n);
+            drafter_->inject();
+        }
+        seq_.cached.insert(seq_.cached.end(), seq_.pending.begin(), seq_.pending.begin() + n);
+        seq_.pending.erase(seq_.pending.begin(), seq_.pending.begin() + n);
+        n_rows_ = 0;
+        n_prefilled_ += n;
+        return static_cast<int32_t>(seq_.pending.size());
+    });
+}
+
+Draft Engine::draft(int32_t n) {
+    require(drafter_ != nullptr, PLD_E_ORDER, "there is no draft model: open the engine with one");
+    require_ready("draft");
+    require(n >= 0 && n <= params_.n_max, PLD_E_ARGUMENT, format("n_max=%d is out of range, 0 to %d", n, params_.n_max));
+    require(n_past() + 1 + n <= params_.n_ctx, PLD_E_CONTEXT_FULL,
+            format("a draft of %d tokens after position %d does not fit in n_ctx=%d", n, n_past(), params_.n_ctx));
+    return n == 0 ? Draft{} : or_reset([&] { return drafter_->draft(seq_.anchor, n); });
+}
+
+int32_t Engine::choose(int32_t row) const {
+    if (params_.backend_argmax) {
+        const auto token = llama_get_sampled_token_ith(ctx_->get(), row);
+        require(token >= 0 && token < n_vocab_, PLD_E_DECODE, format("row %d of the batch chose no token (%d)", row, token));
+        return token;
+    }
+    const float * x = llama_get_logits_ith(ctx_->get(), row);
+    require(x != nullptr, PLD_E_DECODE, format("row %d of the batch has no logits", row));
+    return argmax(x, n_vocab_);
+}
+
+Verdict Engine::verify(const int32_t * tokens, int32_t n, bool margins) {
+    require_ready("verify");
+    require(n >= 0 && n <= params_.n_max, PLD_E_ARGUMENT,
+            format("%d drafted tokens are too many to verify at once; at most n_max=%d", n, params_.n_max));
+    require(!margins || !params_.backend_argmax, PLD_E_ARGUMENT, "margins need the logits: open with backend_argmax off");
+    require(n_past() + 1 + n <= params_.n_ctx, PLD_E_CONTEXT_FULL,
+            format("%d tokens after position %d do not fit in n_ctx=%d", n + 1, n_past(), params_.n_ctx));
+    for (int32_t i = 0; i < n; ++i) {
+        target_->check_token(tokens[i]);
+    }
+    return or_reset([&] {
+        ctx_->clear();
+        ctx_->add_token(seq_.anchor, n_past(), /*output=*/true);
+        for (int32_t i = 0; i < n; ++i) {
+            ctx_->add_token(tokens[i], n_past() + 1 + i, /*output=*/true);
+        }
+        ctx_->run();
+
+        Verdict out;
+        for (int32_t row = 0; row <= n; ++row) {
+            out.chosen.push_back(choose(row));
+            if (margins) {
+                out.margins.push_back(row_margin(llama_get_logits_ith(ctx_->get(), row), n_vocab_));
+            }
+        }
+        out.n_accepted = accepted(tokens, n, out.chosen.data());
+
+        if (drafter_) {
+            drafter_->add_features(out.n_accepted + 1);
+        }
+        seq_.cached.push_back(seq_.anchor);
+        seq_.cached.insert(seq_.cached.end(), tokens, tokens + out.n_accepted);
+        require(out.n_accepted == n || ctx_->truncate(n_past()), PLD_E_INTERNAL, "the target's cache could not roll back");
+        seq_.anchor = out.chosen[static_cast<size_t>(out.n_accepted)];
+        n_rows_     = n + 1;
+        return out;
+    });
+}
+
+void Engine::logits(int32_t row, float * out) const {
+    require(!params_.backend_argmax, PLD_E_ARGUMENT, "logits are not read back: open with backend_argmax off");
+    require(n_rows_ > 0, PLD_E_ORDER, "logits are those of the last verify: call verify first");
+    require(row >= 0 && row < n_rows_, PLD_E_ARGUMENT, format("row %d is out of range, 0 to %d", row, n_rows_ - 1));
+    const float * x = llama_get_logits_ith(ctx_->get(), row);
+    require(x != nullptr, PLD_E_INTERNAL, "the last batch left no logits");
+    std::memcpy(out, x, sizeof(float) * static_cast<size_t>(n_vocab_));
+}
+
+}  // namespace pld

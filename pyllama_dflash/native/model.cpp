@@ -1,0 +1,102 @@
+#include "model.h"
+
+#include "error.h"
+#include "log.h"
+
+#include <algorithm>
+
+namespace pld {
+
+Model::Model(const std::string & path, const pld_model_params & params) : header_(path), facts_(draft_facts(header_)) {
+    if (params.header_only) {
+        return;
+    }
+    require(facts_.kind != PLD_KIND_OTHER, PLD_E_LOAD, path + ": " + facts_.refusal);
+
+    auto lparams         = llama_model_default_params();
+    lparams.n_gpu_layers = params.n_gpu_layers;
+
+    const log::Opening opening;
+    llama_.reset(llama_model_load_from_file(path.c_str(), lparams));
+    require(llama_ != nullptr, PLD_E_LOAD, path + ": llama.cpp could not load it" + opening.reason());
+    require(!llama_model_has_encoder(llama_.get()) || facts_.kind != PLD_KIND_TARGET, PLD_E_LOAD,
+            path + ": encoder-decoder models are not supported");
+}
+
+llama_model * Model::llama() const {
+    require(llama_ != nullptr, PLD_E_ARGUMENT, header_.name() + " was opened for its header only");
+    return llama_.get();
+}
+
+pld_model_info Model::info() const {
+    const auto get = [&](const char * name) { return static_cast<int32_t>(header_.integer(header_.key(name)).value_or(0)); };
+    const auto special = [&](const char * key) { return static_cast<int32_t>(header_.integer(key).value_or(-1)); };
+
+    pld_model_info out  = {};
+    out.kind            = facts_.kind;
+    out.n_vocab         = static_cast<int32_t>(header_.n_vocab());
+    out.n_ctx_train     = get("context_length");
+    out.n_embd          = get("embedding_length");
+    out.n_layer         = get("block_count");
+    out.block_size      = facts_.block_size;
+    out.n_target_layers = static_cast<int32_t>(facts_.target_layers.size());
+    std::copy(facts_.target_layers.begin(), facts_.target_layers.end(), out.target_layers);
+    out.selector_rank  = facts_.selector_rank;
+    out.selector_top_k = facts_.selector_top_k;
+    out.mask_token     = facts_.mask_token;
+    out.own_embd       = facts_.own_embd;
+    out.own_head       = facts_.own_head;
+    out.n_vocab_draft  = facts_.n_vocab_draft;
+    out.n_swa          = get("attention.sliding_window");
+    out.causal         = facts_.causal;
+    out.bos            = special("tokenizer.ggml.bos_token_id");
+    out.eos            = special("tokenizer.ggml.eos_token_id");
+    out.add_bos        = header_.integer("tokenizer.ggml.add_bos_token").value_or(0) != 0;
+    out.n_params       = header_.n_params();
+    out.n_bytes        = header_.n_bytes();
+    if (llama_) {  // llama.cpp knows the defaults of each tokenizer
+        out.bos     = llama_vocab_bos(vocab());
+        out.eos     = llama_vocab_eos(vocab());
+        out.add_bos = llama_vocab_get_add_bos(vocab());
+    }
+    return out;
+}
+
+void Model::check_token(int32_t token) const {
+    require(token >= 0 && token < n_vocab(), PLD_E_ARGUMENT,
+            format("token %d is outside the vocabulary of %d tokens", token, n_vocab()));
+}
+
+std::vector<int32_t> Model::tokenize(const std::string & text, bool add_special, bool parse_special) const {
+    const auto size = static_cast<int32_t>(text.size());
+    // Most tokens are longer than a byte; a few special ones are added.
+    std::vector<int32_t> tokens(text.size() + 8);
+    auto n = llama_tokenize(vocab(), text.data(), size, tokens.data(), static_cast<int32_t>(tokens.size()), add_special,
+                            parse_special);
+    require(n != INT32_MIN, PLD_E_ARGUMENT, "the text is too long to be tokenized");
+    if (n < 0) {
+        tokens.resize(static_cast<size_t>(-n));
+        n = llama_tokenize(vocab(), text.data(), size, tokens.data(), -n, add_special, parse_special);
+    }
+    tokens.resize(static_cast<size_t>(std::max(n, 0)));
+    return tokens;
+}
+
+std::string Model::piece(int32_t token, bool special) const {
+    check_token(token);
+    std::string out(64, '\0');
+    auto n = llama_token_to_piece(vocab(), token, out.data(), static_cast<int32_t>(out.size()), 0, special);
+    if (n < 0) {
+        out.resize(static_cast<size_t>(-n));
+        n = llama_token_to_piece(vocab(), token, out.data(), -n, 0, special);
+    }
+    out.resize(static_cast<size_t>(std::max(n, 0)));
+    return out;
+}
+
+bool Model::is_eog(int32_t token) const {
+    check_token(token);
+    return llama_vocab_is_eog(vocab(), token);
+}
+
+}  // namespace pld

@@ -1,0 +1,195 @@
+/*
+ * The C boundary of pyllama_dflash. This file is the C header and, read as it is, the cffi cdef: declarations only, no
+ * preprocessor lines. A change here must raise PLD_ABI_VERSION; sizes of the structs are compared at import.
+ *
+ * Conventions
+ *   - A function that can fail returns a status: PLD_OK or one of the negative PLD_E_* codes. The message of the calling
+ *     thread's last failure is pld_last_error(). Counts are returned as values >= 0 where it says so.
+ *   - No C++ exception leaves a function. A handle is used by one thread at a time; different handles are independent.
+ *   - Handles own what they need: an engine keeps its models alive, so the two may be freed in any order.
+ *   - Text is UTF-8 in byte buffers with explicit lengths. A text function returns the length it needs; it writes only
+ *     what fits in `cap` bytes, so a second call with a larger buffer gets all of it.
+ *   - Token ids are int32, logits and scores float32, times int64 microseconds of a monotonic clock.
+ */
+
+enum { PLD_ABI_VERSION = 1 };
+
+enum pld_status {
+    PLD_OK = 0,
+    PLD_E_ARGUMENT = -1,     /* a value out of range; nothing was changed */
+    PLD_E_LOAD = -2,         /* a file that is missing, damaged or not supported */
+    PLD_E_PAIR = -3,         /* target and draft do not belong together */
+    PLD_E_CONTEXT_FULL = -4, /* more tokens than n_ctx; nothing was changed */
+    PLD_E_DECODE = -5,       /* llama.cpp could not run a batch; the engine was reset */
+    PLD_E_ORDER = -6,        /* calls out of order (draft before prefill, ...); nothing was changed */
+    PLD_E_MEMORY = -7,       /* an allocation failed */
+    PLD_E_INTERNAL = -8      /* a fault of ours or of llama.cpp */
+};
+
+enum pld_kind {
+    PLD_KIND_TARGET = 0,  /* an ordinary model */
+    PLD_KIND_DFLASH = 1,  /* DFlash draft: picks from its own logits */
+    PLD_KIND_DFLASH2 = 2, /* DFlash2 draft: convolutions and a selector over top-k candidates */
+    PLD_KIND_OTHER = 3    /* a draft of a kind that is not run here (DSpark, EAGLE3, ...) */
+};
+
+typedef struct pld_model pld_model;
+typedef struct pld_engine pld_engine;
+
+/* library ---------------------------------------------------------------------------------------------------------- */
+
+int32_t pld_abi_version(void);
+/* sizeof of a struct of this header by name, -1 for an unknown name. */
+int32_t pld_struct_size(const char *name);
+/* Start the backends once per process; safe to call again. */
+int32_t pld_init(void);
+const char *pld_last_error(void);
+
+/* Build facts: "version", "upstream_commit", "patches", "options", "system_info". NULL for an unknown name. */
+const char *pld_build_info(const char *name);
+int32_t pld_supports_gpu(void);
+int32_t pld_n_devices(void);
+typedef struct pld_device_info {
+    char name[64];
+    char description[128];
+    char backend[32];
+    int32_t is_gpu;
+    int64_t memory_free;  /* bytes */
+    int64_t memory_total; /* bytes */
+} pld_device_info;
+int32_t pld_device(int32_t index, pld_device_info *out);
+
+/* Logs. llama.cpp's lines go to a bounded ring; when it is full the oldest are dropped and counted. Levels are ggml's:
+ * 1 debug, 2 info, 3 warn, 4 error. pld_log_next returns the line's length, or -1 when the ring is empty. */
+int32_t pld_log_set_level(int32_t level);
+int32_t pld_log_next(int32_t *level, char *buf, int32_t cap);
+int64_t pld_log_dropped(void);
+
+/* models ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct pld_model_params {
+    int32_t n_gpu_layers; /* -1: all */
+    int32_t header_only;  /* 1: read and check the header, load no weights; only the header functions work then */
+} pld_model_params;
+
+typedef struct pld_model_info {
+    int32_t kind; /* enum pld_kind */
+    int32_t n_vocab;
+    int32_t n_ctx_train;
+    int32_t n_embd;
+    int32_t n_layer;
+    int32_t block_size;     /* drafts: tokens in a block, anchor included; else 0 */
+    int32_t n_target_layers; /* drafts: layer inputs of the target that it reads; else 0 */
+    int32_t target_layers[32];
+    int32_t selector_rank;  /* DFlash2; else 0 */
+    int32_t selector_top_k; /* DFlash2; else 0 */
+    int32_t mask_token;     /* -1: none */
+    int32_t own_embd;       /* 1: the file has token embeddings */
+    int32_t own_head;       /* 1: the file has an output head */
+    int32_t n_vocab_draft;  /* drafts with a reduced vocabulary (d2t); else n_vocab */
+    int32_t n_swa;          /* sliding window in tokens; 0: none */
+    int32_t causal;         /* drafts: 1 if the block attends causally */
+    int32_t bos;            /* -1: none */
+    int32_t eos;            /* -1: none */
+    int32_t add_bos;
+    int64_t n_params;
+    int64_t n_bytes; /* of all tensors */
+} pld_model_info;
+
+int32_t pld_model_open(const char *path, const pld_model_params *params, pld_model **out);
+void pld_model_free(pld_model *model);
+int32_t pld_model_get_info(const pld_model *model, pld_model_info *out);
+/* Metadata: number of keys; key and value as text; the tensor types as "F32 61, Q4_0 28". PLD_E_ARGUMENT if absent. */
+int32_t pld_model_n_meta(const pld_model *model);
+int32_t pld_model_meta_key(const pld_model *model, int32_t index, char *buf, int32_t cap);
+int32_t pld_model_meta(const pld_model *model, const char *key, char *buf, int32_t cap);
+int32_t pld_model_tensor_types(const pld_model *model, char *buf, int32_t cap);
+/* PLD_OK if the draft belongs to the target, else PLD_E_PAIR with the reason as the last error. Headers suffice. */
+int32_t pld_model_check_pair(const pld_model *target, const pld_model *draft);
+
+/* Number of tokens needed (>= 0), written if they fit in cap. add_special: BOS/EOS as the model is configured.
+ * parse_special: control tokens written out in the text become those tokens. */
+int32_t pld_model_tokenize(const pld_model *model, const char *text, int32_t n_bytes, int32_t add_special,
+                           int32_t parse_special, int32_t *tokens, int32_t cap);
+/* Bytes of a token; may be part of a UTF-8 character. special: 1 to spell out control tokens. */
+int32_t pld_model_piece(const pld_model *model, int32_t token, int32_t special, char *buf, int32_t cap);
+/* 1 if the token ends generation, 0 if not. */
+int32_t pld_model_is_eog(const pld_model *model, int32_t token);
+
+/* engines ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct pld_engine_params {
+    int32_t n_ctx;      /* 0: as the target was trained */
+    int32_t n_ubatch;   /* tokens in one prefill step */
+    int32_t n_threads;  /* >= 1 */
+    int32_t n_max;      /* widest draft that will be verified; -1: block_size-1, or 0 without a draft */
+    int32_t flash_attn; /* -1 auto, 0 off, 1 on */
+    int32_t type_k;     /* of pld_kv_type() */
+    int32_t type_v;
+    int32_t type_k_draft;
+    int32_t type_v_draft;
+    int32_t backend_argmax; /* 1: argmax in the graph, no logits are read back; 0: logits are read back */
+} pld_engine_params;
+
+typedef struct pld_engine_info {
+    int32_t n_ctx;
+    int32_t n_ubatch;
+    int32_t n_threads;
+    int32_t n_max;        /* widest draft that verify takes */
+    int32_t n_candidates; /* per drafted position; 0 without a draft */
+    int32_t n_vocab;
+    int32_t kind; /* of the draft; PLD_KIND_TARGET without one */
+    int32_t backend_argmax;
+} pld_engine_info;
+
+typedef struct pld_engine_state {
+    int32_t n_past;    /* tokens in the target's cache; the anchor is the token at this position */
+    int32_t n_pending; /* prompt tokens that still wait for prefill */
+    int32_t anchor;    /* token id, -1 before a prompt is prefilled */
+    int32_t n_past_draft; /* positions whose features the draft holds, rows waiting to be injected included */
+    int64_t n_injected; /* feature rows written into the draft's cache since the engine was opened */
+    int64_t n_prefilled; /* prompt tokens evaluated by the target since the engine was opened */
+} pld_engine_state;
+
+/* A K/V cache type by name ("f16", "q8_0", ...), or -1. */
+int32_t pld_kv_type(const char *name);
+
+/* draft may be NULL: plain decoding on the same path. */
+int32_t pld_engine_open(pld_model *target, pld_model *draft, const pld_engine_params *params, pld_engine **out);
+void pld_engine_free(pld_engine *engine);
+int32_t pld_engine_get_info(const pld_engine *engine, pld_engine_info *out);
+int32_t pld_engine_get_state(const pld_engine *engine, pld_engine_state *out);
+/* Forget all cached tokens. */
+int32_t pld_engine_reset(pld_engine *engine);
+
+/* Take a prompt of n >= 1 tokens, keep the cached prefix that it shares with what came before (n_reused tokens, features
+ * of the draft included) and drop the rest. The last token becomes the anchor, the others wait for pld_engine_prefill. */
+int32_t pld_engine_begin(pld_engine *engine, const int32_t *tokens, int32_t n, int32_t *n_reused);
+/* Evaluate up to n_ubatch waiting tokens; the number of tokens still waiting, or a negative status. */
+int32_t pld_engine_prefill(pld_engine *engine);
+
+typedef struct pld_draft_params {
+    int32_t n_max; /* 0 to the engine's n_max, and at most block_size-1 */
+    int32_t n_min; /* a draft shorter than this is dropped */
+    float margin;  /* cut before the first token whose top-1 minus top-2 score is below this; 0: no cut */
+    float p_min;   /* cut before the first token whose probability among the candidates is below this; 0: no cut */
+} pld_draft_params;
+
+/* Draft a block after the anchor. tokens [n_max], margins [n_max], candidates and scores [n_max, n_candidates] by
+ * descending score (each may be NULL but tokens). Returns the number of tokens, 0 included, or a negative status. */
+int32_t pld_engine_draft(pld_engine *engine, const pld_draft_params *params, int32_t *tokens, float *margins,
+                         int32_t *candidates, float *scores, int64_t *t_us);
+
+typedef struct pld_verdict {
+    int32_t n_accepted; /* drafted tokens that equal the target's own choice */
+    int32_t bonus;      /* the target's token after them: the new anchor */
+    int64_t t_us;
+} pld_verdict;
+
+/* Run [anchor, tokens...] through the target, accept the longest prefix that equals its argmax, roll back the rest. chosen
+ * [n+1]: the target's argmax at each row (rows after n_accepted follow a rejected token); may be NULL.
+ * margins [n+1]: top-1 minus top-2 logit of each row; NULL with backend_argmax. Room: n_past + 1 + n <= n_ctx. */
+int32_t pld_engine_verify(pld_engine *engine, const int32_t *tokens, int32_t n, int32_t *chosen, float *margins,
+                          pld_verdict *out);
+/* Logits [n_vocab] of a row of the last verify; needs backend_argmax = 0. */
+int32_t pld_engine_logits(const pld_engine *engine, int32_t row, float *out);
