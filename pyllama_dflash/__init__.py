@@ -1,0 +1,57 @@
+"""Run DFlash and DFlash2 speculative decoding in process.
+
+Example::
+
+    from pyllama_dflash import Speculator
+
+    with Speculator("target.gguf", "draft.gguf") as spec:
+        print(spec.run("Write a quicksort."))
+"""
+
+from .build import Device, build_info, devices, supports_gpu
+from .errors import (
+    BusyError,
+    ClosedError,
+    ContextFullError,
+    DecodeError,
+    DFlashError,
+    IncompatibleModelsError,
+    ModelLoadError,
+    OrderError,
+)
+from .model import Model, ModelInfo
+from .models import demo_pair
+from .params import GenerateParams, Params
+from .result import Chunk, Draft, Result, State, Stats, Verdict
+from .speculator import Speculator
+from .stream import Stream
+
+__version__ = build_info().get("version", "unknown")
+
+__all__ = [
+    "BusyError",
+    "Chunk",
+    "ClosedError",
+    "ContextFullError",
+    "DFlashError",
+    "DecodeError",
+    "Device",
+    "Draft",
+    "GenerateParams",
+    "IncompatibleModelsError",
+    "Model",
+    "ModelInfo",
+    "ModelLoadError",
+    "OrderError",
+    "Params",
+    "Result",
+    "Speculator",
+    "State",
+    "Stats",
+    "Stream",
+    "Verdict",
+    "build_info",
+    "demo_pair",
+    "devices",
+    "supports_gpu",
+]

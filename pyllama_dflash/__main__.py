@@ -1,0 +1,72 @@
+"""The command line: pyllama-dflash, or python -m pyllama_dflash."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Callable
+
+from . import _cli_common as common
+from . import _cli_info, _cli_run
+from .errors import DFlashError
+
+Command = Callable[[argparse.Namespace], int]
+_BROKEN_PIPE, _INTERRUPTED = 141, 130  # what a shell reports for SIGPIPE and SIGINT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=common.PROGRAM,
+        description="DFlash and DFlash2 speculative decoding.",
+        epilog=_cli_run.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, text: str, command: Command, examples: str = "") -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.set_defaults(command=command)
+        return sub
+
+    _cli_run.add_arguments(add("run", "generate a reply", _cli_run.run, _cli_run.EXAMPLES))
+    _cli_info.add_info_arguments(add("info", "say what a GGUF file is", _cli_info.info, _cli_info.INFO_EXAMPLES))
+    _cli_info.add_version_arguments(add("version", "say what this build is", _cli_info.version))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0; 1 for a failure; 2 for a bad argument; 130 after Ctrl-C."""
+    common.prepare_output()
+    args = _parser().parse_args(argv)
+    try:
+        code: int = args.command(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read stdout has left; what Python still flushes at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except ValueError as error:
+        return _fail(error, 2)
+    except (DFlashError, OSError, MemoryError) as error:
+        return _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> int:
+    common.say(f"{common.PROGRAM}: error: {' '.join(str(error).split()) or type(error).__name__}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

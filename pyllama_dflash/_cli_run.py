@@ -1,0 +1,150 @@
+"""The run command: generate a reply."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from . import _cli_common as common
+from ._chat import Messages
+from .models import demo_pair
+from .params import GenerateParams, Params
+from .result import Stats
+from .speculator import Speculator
+
+EXAMPLES = """examples:
+  pyllama-dflash run --demo -p "Write a quicksort in Python."
+  pyllama-dflash run -m target.gguf -md draft.gguf -p "Why is the sky blue?" --margin 2
+  pyllama-dflash run -m target.gguf -md draft.gguf -f prompt.txt --raw -n 64 --json
+  pyllama-dflash run -m target.gguf -p "Hello"          # plain decoding: the baseline
+"""
+_HELP = {field.name: field.metadata["help"] for kind in (GenerateParams, Params) for field in fields(kind)}
+_DEFAULTS = {field.name: field.default for kind in (GenerateParams, Params) for field in fields(kind)}
+_OPENED_WITH = {
+    "n_ctx": ("-c", "--ctx-size"),
+    "n_ubatch": ("-ub", "--ubatch-size"),
+    "n_threads": ("-t", "--threads"),
+    "n_gpu_layers": ("-ngl", "--gpu-layers"),
+    "n_gpu_layers_draft": ("-ngld", "--gpu-layers-draft"),
+    "flash_attn": ("-fa", "--flash-attn"),
+    "type_k": ("-ctk", "--cache-type-k"),
+    "type_v": ("-ctv", "--cache-type-v"),
+    "type_k_draft": ("-ctkd", "--cache-type-k-draft"),
+    "type_v_draft": ("-ctvd", "--cache-type-v-draft"),
+    "n_max": ("--n-max",),
+    "n_min": ("--n-min",),
+    "margin": ("--margin",),
+    "p_min": ("--p-min",),
+}
+_OF_DRAFT = ("n_gpu_layers_draft", "type_k_draft", "type_v_draft", "n_max", "n_min", "margin", "p_min")
+_TYPES: dict[str, Any] = {"flash_attn": str, "margin": float, "p_min": float}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options; their defaults and most help texts are those of Params and GenerateParams."""
+    models = parser.add_argument_group("models")
+    models.add_argument("-m", "--model", help="target GGUF")
+    models.add_argument("-md", "--model-draft", help="DFlash or DFlash2 draft GGUF; without it: plain decoding")
+    models.add_argument("--demo", action="store_true", help="use the demo pair; its target (98 MB) is fetched once")
+    models.add_argument("--no-draft", action="store_true", help="open no draft; options of the draft are not used")
+    prompt = parser.add_argument_group("prompt")
+    source = prompt.add_mutually_exclusive_group(required=True)
+    source.add_argument("-p", "--prompt", help="the prompt; the target's chat template, if any, is put around it")
+    source.add_argument("-f", "--file", help="read the prompt from a file, - for stdin")
+    prompt.add_argument("-sys", "--system-prompt", help="a system message before the prompt")
+    prompt.add_argument("--raw", action="store_true", help="send the prompt as it is, without the chat template")
+    reply = parser.add_argument_group("reply")
+    reply.add_argument("-n", "--n-predict", dest="max_tokens", type=int, **_described("max_tokens"))
+    reply.add_argument("--stop", action="append", help="a string that ends the reply; may be given several times")
+    reply.add_argument("--ignore-eos", action="store_true", help=_HELP["ignore_eos"])
+    reply.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    options = parser.add_argument_group("options")
+    for name, flags in _OPENED_WITH.items():
+        kind = _TYPES.get(name, str if name.startswith("type_") else int)
+        options.add_argument(*flags, dest=name, type=kind, metavar="X", **_described(name))
+    options.add_argument(
+        "--no-backend-argmax", action="store_true", help="read logits back and pick tokens on the host"
+    )
+    options.add_argument("-v", "--verbose", action="count", default=0, help="log lines on stderr; -vv: all of them")
+
+
+def _described(name: str) -> dict[str, Any]:
+    default = _DEFAULTS[name]
+    text = _HELP[name] if default is None else f"{_HELP[name]} (default: {default})"
+    return {"default": default, "help": text.replace("%", "%%")}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate a reply: text to stdout, figures to stderr. Returns the exit code, 130 after Ctrl-C."""
+    if args.demo == bool(args.model):
+        raise ValueError("give the target by -m, or --demo for the demo pair" + (", not both" if args.demo else ""))
+    if args.demo and args.model_draft:
+        raise ValueError("--demo brings its own draft; leave -md out")
+    if args.system_prompt is not None and args.raw:
+        raise ValueError("-sys needs the chat template; leave --raw or -sys out")
+    common.show_logs(args.verbose)
+    prompt = _read(args.file) if args.file else args.prompt
+    target, draft = demo_pair() if args.demo else (args.model, args.model_draft)
+    draft = None if args.no_draft else draft
+    unused = _OF_DRAFT if draft is None and args.no_draft else ()
+    options = {name: getattr(args, name) for name in _OPENED_WITH if name not in unused}
+    with Speculator(target, draft, backend_argmax=not args.no_backend_argmax, **options) as spec:
+        return _generate(spec, args, prompt)
+
+
+def _generate(spec: Speculator, args: argparse.Namespace, prompt: str) -> int:
+    messages: Messages | None = None
+    if args.system_prompt is not None:
+        messages = [{"role": "system", "content": args.system_prompt}, {"role": "user", "content": prompt}]
+    elif not args.raw and spec.target.chat_template is not None:
+        messages = prompt
+    text: list[str] = []
+    tokens: list[int] = []
+    finish, code = None, 0
+    stream = spec.stream(
+        None if messages is not None else prompt,
+        messages=messages,
+        max_tokens=args.max_tokens,
+        stop=args.stop,
+        ignore_eos=args.ignore_eos,
+    )
+    try:
+        for chunk in stream:
+            finish = chunk.finish_reason
+            text.append(chunk.text)
+            tokens.extend(chunk.tokens)
+            if not args.json:
+                print(chunk.text, end="", flush=True)
+    except KeyboardInterrupt:
+        finish, code = "interrupted", 130
+    stats = stream.stats
+    stream.close()
+    if args.json:
+        common.print_json({"text": "".join(text), "tokens": tokens, "finish_reason": finish, "stats": stats.to_dict()})
+        return code
+    print(flush=True)
+    _say_figures(stats, spec.draft_model is not None)
+    return code
+
+
+def _say_figures(stats: Stats, drafted: bool) -> None:
+    speed = f"{stats.predicted_n} tokens in {stats.predicted_ms / 1000:.2f} s: {stats.predicted_per_second:.1f} tok/s"
+    if drafted:
+        speed += f", mean_len {stats.mean_len:.2f}, acceptance {stats.acceptance:.2f}"
+        speed += f" ({stats.draft_n_accepted} of {stats.draft_n} drafted)"
+    common.say(speed)
+    prompt = f"prompt: {stats.prompt_n} tokens in {stats.prompt_ms / 1000:.2f} s"
+    if stats.prompt_n > 1:
+        prompt += f": {stats.prompt_per_second:.1f} tok/s"
+    common.say(prompt)
+
+
+def _read(name: str) -> str:
+    raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    with suppress(UnicodeDecodeError):
+        return raw.decode("utf-8")
+    raise ValueError(f"{name} is not UTF-8 text")

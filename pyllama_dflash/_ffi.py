@@ -1,0 +1,386 @@
+"""Call the shared library. The only module that imports cffi: one function per C function, and no cdata leaves it.
+
+The cdef is native/pld.h itself, which also documents each call. Every function here allocates, calls, checks, and
+returns plain Python or numpy values; a failure becomes an exception in check(). Arrays that come back are copies.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Callable, NamedTuple
+
+import cffi
+import numpy as np
+import numpy.typing as npt
+
+from . import errors
+from ._files import PACKAGE, find_library
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+def _load() -> tuple[Any, Any]:
+    ffi: Any = cffi.FFI()  # Any: the cdef's types exist at run time only
+    ffi.cdef((PACKAGE / "native" / "pld.h").read_text(encoding="utf-8"))
+    path = find_library()
+    # NODELETE: handles may still be freed while the interpreter tears down its modules.
+    flags = getattr(ffi, "RTLD_NOW", 0) | getattr(ffi, "RTLD_NODELETE", 0)
+    try:
+        lib = ffi.dlopen(str(path), flags)
+    except OSError as error:
+        raise ImportError(f"{path} cannot be loaded: {error}") from error
+    for name in dir(lib):
+        try:
+            getattr(lib, name)
+        except AttributeError:
+            raise ImportError(
+                f"{path} has no symbol {name}: it is not this package's library (an ordinary libllama does not serve)"
+            ) from None
+    _check_abi(ffi, lib, str(path))
+    return ffi, lib
+
+
+def _check_abi(ffi: Any, lib: Any, path: str) -> None:
+    fix = "reinstall the package so that both come from one build"
+    found, wanted = lib.pld_abi_version(), lib.PLD_ABI_VERSION
+    if found != wanted:
+        raise ImportError(f"{path} has boundary version {found}, this package needs {wanted}; {fix}")
+    for name in ffi.list_types()[0]:
+        ctype = ffi.typeof(name)
+        if ctype.kind != "struct" or ctype.fields is None:
+            continue
+        size, expected = lib.pld_struct_size(name.encode()), ffi.sizeof(name)
+        if size != expected:
+            raise ImportError(
+                f"{path} (boundary version {found}): {name} has {size} bytes, this package (version {wanted}) "
+                f"expects {expected}; {fix}"
+            )
+
+
+_ffi, _lib = _load()
+
+_ERRORS: dict[int, type[Exception]] = {
+    _lib.PLD_E_ARGUMENT: ValueError,
+    _lib.PLD_E_LOAD: errors.ModelLoadError,
+    _lib.PLD_E_PAIR: errors.IncompatibleModelsError,
+    _lib.PLD_E_CONTEXT_FULL: errors.ContextFullError,
+    _lib.PLD_E_DECODE: errors.DecodeError,
+    _lib.PLD_E_ORDER: errors.OrderError,
+    _lib.PLD_E_MEMORY: MemoryError,
+}
+KINDS = {
+    _lib.PLD_KIND_TARGET: "target",
+    _lib.PLD_KIND_DFLASH: "dflash",
+    _lib.PLD_KIND_DFLASH2: "dflash2",
+    _lib.PLD_KIND_OTHER: "other",
+}
+
+
+def check(result: int) -> int:
+    """Return a count or PLD_OK as it is; raise the exception that belongs to a negative status."""
+    if result >= 0:
+        return result
+    text = _ffi.string(_lib.pld_last_error())
+    message = text.decode("utf-8", "replace") or f"the library failed with status {result}"
+    kind = _ERRORS.get(result, errors.DFlashError)
+    if issubclass(kind, errors.DFlashError):
+        raise kind(message, result)
+    raise kind(message)
+
+
+def _text(call: Callable[[Any, int], int], cap: int = 256) -> bytes:
+    buffer = _ffi.new("char[]", cap)
+    n = check(call(buffer, cap))
+    if n > cap:
+        buffer = _ffi.new("char[]", n)
+        n = min(n, check(call(buffer, n)))
+    return bytes(_ffi.buffer(buffer, n))
+
+
+def _fields(struct: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, field in _ffi.typeof(struct).fields or ():
+        value = getattr(struct, name)
+        if field.type.kind == "array":
+            value = _ffi.string(value).decode("utf-8", "replace") if field.type.item.cname == "char" else tuple(value)
+        values[name] = value
+    return values
+
+
+class _Handle:
+    """Own a C handle: free it once, at close() or at garbage collection, whichever comes first."""
+
+    __slots__ = ("__weakref__", "_free", "_pointer")
+
+    def __init__(self, pointer: Any, free: Callable[[Any], None]) -> None:
+        self._pointer: Any | None = pointer
+        self._free = weakref.finalize(self, free, pointer)
+        self._free.atexit = False
+
+    @property
+    def pointer(self) -> Any:
+        """The C handle; ClosedError after close()."""
+        if self._pointer is None:
+            raise errors.ClosedError("the handle is closed")
+        return self._pointer
+
+    def close(self) -> None:
+        """Free the handle; safe to repeat."""
+        self._pointer = None
+        self._free()
+
+
+# library --------------------------------------------------------------------------------------------------------------
+
+
+def init() -> None:
+    """Start the backends; safe to repeat."""
+    check(_lib.pld_init())
+
+
+def build_info(name: str) -> str | None:
+    """Return a build fact by name, None for an unknown one."""
+    value = _lib.pld_build_info(name.encode())
+    if value == _ffi.NULL:
+        return None
+    text = _ffi.string(value)
+    return str(text.decode("utf-8", "replace"))
+
+
+def supports_gpu() -> bool:
+    """Say whether the build has a GPU backend."""
+    return bool(check(_lib.pld_supports_gpu()))
+
+
+def n_devices() -> int:
+    """Count the devices that the backends found."""
+    return check(_lib.pld_n_devices())
+
+
+def device(index: int) -> dict[str, Any]:
+    """Describe a device: the fields of pld_device_info."""
+    out = _ffi.new("pld_device_info *")
+    check(_lib.pld_device(index, out))
+    return _fields(out[0])
+
+
+def log_set_level(level: int) -> None:
+    """Keep log lines of this ggml level and above."""
+    check(_lib.pld_log_set_level(level))
+
+
+def log_next(cap: int = 1024) -> tuple[int, str] | None:
+    """Take the oldest log line as (ggml level, text); None when there is none."""
+    level, buffer = _ffi.new("int32_t *"), _ffi.new("char[]", cap)
+    n = _lib.pld_log_next(level, buffer, cap)
+    if n > cap:  # the line stays in the ring until a buffer takes all of it
+        return log_next(n)
+    return None if n < 0 else (level[0], bytes(_ffi.buffer(buffer, n)).decode("utf-8", "replace"))
+
+
+def log_dropped() -> int:
+    """Count the log lines that were lost because the ring was full."""
+    return int(_lib.pld_log_dropped())
+
+
+def kv_type(name: str) -> int:
+    """Return the number of a K/V cache type, -1 for an unknown name."""
+    return int(_lib.pld_kv_type(name.encode("utf-8", "replace")))
+
+
+# models ---------------------------------------------------------------------------------------------------------------
+
+
+class ModelHandle(_Handle):
+    """A pld_model."""
+
+    __slots__ = ()
+
+
+def model_open(path: bytes, n_gpu_layers: int, header_only: bool) -> ModelHandle:
+    """Open a model file."""
+    params = _ffi.new("pld_model_params *", {"n_gpu_layers": n_gpu_layers, "header_only": header_only})
+    out = _ffi.new("pld_model **")
+    check(_lib.pld_model_open(path, params, out))
+    return ModelHandle(out[0], _lib.pld_model_free)
+
+
+def model_info(model: ModelHandle) -> dict[str, Any]:
+    """Return the fields of pld_model_info."""
+    out = _ffi.new("pld_model_info *")
+    check(_lib.pld_model_get_info(model.pointer, out))
+    return _fields(out[0])
+
+
+def model_meta_keys(model: ModelHandle) -> list[str]:
+    """List the metadata keys."""
+    pointer = model.pointer
+    count = check(_lib.pld_model_n_meta(pointer))
+    return [
+        _text(partial(_lib.pld_model_meta_key, pointer, i)).decode("utf-8", "surrogateescape") for i in range(count)
+    ]
+
+
+def model_meta(model: ModelHandle, key: str) -> str:
+    """Return a metadata value as text; ValueError when the key is absent."""
+    pointer, name = model.pointer, key.encode("utf-8", "surrogateescape")
+    return _text(partial(_lib.pld_model_meta, pointer, name)).decode("utf-8", "replace")
+
+
+def model_tensor_types(model: ModelHandle) -> str:
+    """Return the tensor types and their counts as text."""
+    return _text(partial(_lib.pld_model_tensor_types, model.pointer)).decode("utf-8", "replace")
+
+
+def model_check_pair(target: ModelHandle, draft: ModelHandle) -> None:
+    """Raise IncompatibleModelsError unless the draft belongs to the target."""
+    check(_lib.pld_model_check_pair(target.pointer, draft.pointer))
+
+
+def model_tokenize(model: ModelHandle, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+    """Turn UTF-8 text into token ids."""
+    pointer, cap = model.pointer, len(text) + 8
+    while True:
+        tokens = _ffi.new("int32_t[]", cap)
+        n = check(_lib.pld_model_tokenize(pointer, text, len(text), add_special, parse_special, tokens, cap))
+        if n <= cap:
+            ids: list[int] = _ffi.unpack(tokens, n)
+            return ids
+        cap = n
+
+
+def model_piece(model: ModelHandle, token: int, special: bool) -> bytes:
+    """Return the bytes of a token."""
+    return _text(partial(_lib.pld_model_piece, model.pointer, token, special), 64)
+
+
+def model_is_eog(model: ModelHandle, token: int) -> bool:
+    """Say whether a token ends generation."""
+    return bool(check(_lib.pld_model_is_eog(model.pointer, token)))
+
+
+# engines --------------------------------------------------------------------------------------------------------------
+
+
+class EngineState(NamedTuple):
+    """The fields of pld_engine_state."""
+
+    n_past: int
+    n_pending: int
+    anchor: int
+    n_past_draft: int
+    n_injected: int
+    n_prefilled: int
+
+
+class Drafted(NamedTuple):
+    """What one draft call returned: tokens, the details that were asked for, microseconds."""
+
+    tokens: list[int]
+    details: tuple[Floats, Ints, Floats] | None  # margins [n], candidates [n, k], scores [n, k]
+    t_us: int
+
+
+class Verified(NamedTuple):
+    """What one verify call returned, for n tokens."""
+
+    n_accepted: int
+    bonus: int
+    chosen: list[int]  # n + 1
+    margins: Floats | None  # n + 1
+    t_us: int
+
+
+class EngineHandle(_Handle):
+    """A pld_engine, with the buffers that its calls write into."""
+
+    __slots__ = ("candidates", "chosen", "info", "margins", "options", "scores", "t_us", "tokens", "verdict")
+
+    def __init__(self, pointer: Any) -> None:
+        super().__init__(pointer, _lib.pld_engine_free)
+        info = _ffi.new("pld_engine_info *")
+        check(_lib.pld_engine_get_info(pointer, info))
+        self.info = _fields(info[0])
+        width = self.info["n_max"] + 1
+        n_candidates = max(1, self.info["n_candidates"])
+        self.options = _ffi.new("pld_draft_params *")
+        self.tokens = _ffi.new("int32_t[]", width)
+        self.margins = _ffi.new("float[]", width)
+        self.candidates = _ffi.new("int32_t[]", width * n_candidates)
+        self.scores = _ffi.new("float[]", width * n_candidates)
+        self.chosen = _ffi.new("int32_t[]", width)
+        self.verdict = _ffi.new("pld_verdict *")
+        self.t_us = _ffi.new("int64_t *")
+
+
+def engine_open(target: ModelHandle, draft: ModelHandle | None, params: dict[str, int]) -> EngineHandle:
+    """Open an engine; params has the fields of pld_engine_params."""
+    values, out = _ffi.new("pld_engine_params *", params), _ffi.new("pld_engine **")
+    check(_lib.pld_engine_open(target.pointer, _ffi.NULL if draft is None else draft.pointer, values, out))
+    return EngineHandle(out[0])
+
+
+def engine_state(engine: EngineHandle) -> EngineState:
+    """Return where the engine stands."""
+    out = _ffi.new("pld_engine_state *")
+    check(_lib.pld_engine_get_state(engine.pointer, out))
+    return EngineState(out.n_past, out.n_pending, out.anchor, out.n_past_draft, out.n_injected, out.n_prefilled)
+
+
+def engine_reset(engine: EngineHandle) -> None:
+    """Forget all cached tokens."""
+    check(_lib.pld_engine_reset(engine.pointer))
+
+
+def engine_begin(engine: EngineHandle, tokens: Ints) -> int:
+    """Take a prompt [n]; return the number of cached tokens that it keeps."""
+    n_reused, ids = _ffi.new("int32_t *"), _ffi.from_buffer("int32_t[]", tokens)
+    check(_lib.pld_engine_begin(engine.pointer, ids, len(tokens), n_reused))
+    return int(n_reused[0])
+
+
+def engine_prefill(engine: EngineHandle) -> int:
+    """Evaluate one chunk of the prompt; return the number of tokens that still wait."""
+    return check(_lib.pld_engine_prefill(engine.pointer))
+
+
+def engine_draft(engine: EngineHandle, n_max: int, n_min: int, margin: float, p_min: float, details: bool) -> Drafted:
+    """Draft a block after the anchor."""
+    options, null = engine.options, _ffi.NULL
+    options.n_max, options.n_min, options.margin, options.p_min = n_max, n_min, margin, p_min
+    wanted = (engine.margins, engine.candidates, engine.scores) if details else (null, null, null)
+    n = check(_lib.pld_engine_draft(engine.pointer, options, engine.tokens, *wanted, engine.t_us))
+    tokens: list[int] = _ffi.unpack(engine.tokens, n)
+    if not details:
+        return Drafted(tokens, None, engine.t_us[0])
+    k = engine.info["n_candidates"]
+    margins = _copy(engine.margins, np.float32, n)
+    candidates = _copy(engine.candidates, np.int32, n * k).reshape(n, k)
+    scores = _copy(engine.scores, np.float32, n * k).reshape(n, k)
+    return Drafted(tokens, (margins, candidates, scores), engine.t_us[0])
+
+
+def engine_verify(engine: EngineHandle, tokens: Sequence[int]) -> Verified:
+    """Run the anchor and n tokens through the target, keep what it agrees with, roll back the rest."""
+    n, verdict = len(tokens), engine.verdict
+    engine.tokens[0:n] = list(tokens)
+    margins = _ffi.NULL if engine.info["backend_argmax"] else engine.margins
+    check(_lib.pld_engine_verify(engine.pointer, engine.tokens, n, engine.chosen, margins, verdict))
+    chosen: list[int] = _ffi.unpack(engine.chosen, n + 1)
+    gaps = None if engine.info["backend_argmax"] else _copy(engine.margins, np.float32, n + 1)
+    return Verified(verdict.n_accepted, verdict.bonus, chosen, gaps, verdict.t_us)
+
+
+def engine_logits(engine: EngineHandle, n_rows: int) -> Floats:
+    """Return the first rows [n_rows, n_vocab] of the last verify."""
+    out = np.empty((n_rows, engine.info["n_vocab"]), dtype=np.float32)
+    for row in range(n_rows):
+        check(_lib.pld_engine_logits(engine.pointer, row, _ffi.from_buffer("float[]", out[row], require_writable=True)))
+    return out
+
+
+def _copy(source: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
+    return np.array(np.frombuffer(_ffi.buffer(source), dtype=dtype, count=n))

@@ -1,0 +1,109 @@
+"""Open what a Speculator runs on: two models and an engine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from . import _ffi, _log
+from .errors import ClosedError
+from .model import Model, PathLike
+from .params import FLASH_ATTN, Params, check_int, default_threads
+
+_OF_DRAFT = ("n_gpu_layers_draft", "type_k_draft", "type_v_draft", "n_min", "margin", "p_min")
+
+
+class Opened(NamedTuple):
+    """Models, those of them that were opened here, and the engine."""
+
+    target: Model
+    draft: Model | None
+    owned: tuple[Model, ...]
+    engine: _ffi.EngineHandle
+
+    def close(self) -> None:
+        """Free the engine and the models that were opened here. Safe to repeat."""
+        self.engine.close()
+        for model in self.owned:
+            model.close()
+
+
+def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: Params) -> Opened:
+    """Open the models that are paths, check the options against them, open the engine.
+
+    Raises:
+        ModelLoadError, IncompatibleModelsError, ValueError, MemoryError: what was opened so far is closed again.
+    """
+    _check_used(target, draft, params)
+    engine_params = _engine_params(params)
+    owned: list[Model] = []
+    try:
+        target_model = _model(target, params.n_gpu_layers, owned)
+        draft_model = None if draft is None else _model(draft, params.n_gpu_layers_draft, owned)
+        if draft_model is not None:
+            target_model.check_pair(draft_model)
+            _check_block(draft_model, params)
+        engine = _open_engine(target_model, draft_model, engine_params)
+    except BaseException:
+        for model in owned:
+            model.close()
+        raise
+    finally:
+        _log.drain()
+    return Opened(target_model, draft_model, tuple(owned), engine)
+
+
+def _model(source: Model | PathLike, n_gpu_layers: int, owned: list[Model]) -> Model:
+    if not isinstance(source, Model):
+        owned.append(Model(source, n_gpu_layers=n_gpu_layers))
+        return owned[-1]
+    if source.closed:
+        raise ClosedError(f"the model {source.name} is closed; open it again")
+    if source.is_header:
+        raise ValueError(f"the model {source.name} was opened by its header only; use Model(path)")
+    return source
+
+
+def _open_engine(target: Model, draft: Model | None, params: dict[str, int]) -> _ffi.EngineHandle:
+    _log.sync_level()
+    if draft is None:
+        return target._call(lambda handle: _ffi.engine_open(handle, None, params))
+    return target._call(lambda handle: draft._call(lambda other: _ffi.engine_open(handle, other, params)))
+
+
+def _engine_params(params: Params) -> dict[str, int]:
+    types = {
+        name: _kv_type(name, getattr(params, name)) for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")
+    }
+    return {
+        "n_ctx": params.n_ctx,
+        "n_ubatch": params.n_ubatch,
+        "n_threads": params.n_threads or default_threads(),
+        "n_max": -1 if params.n_max is None else params.n_max,
+        "flash_attn": FLASH_ATTN[str(params.flash_attn)],
+        "backend_argmax": int(params.backend_argmax),
+        **types,
+    }
+
+
+def _check_block(draft: Model, params: Params) -> None:
+    most = draft.info.block_size - 1
+    for name in ("n_max", "n_min"):
+        check_int(name, getattr(params, name) or 0, 0, most, f"block_size-1={most} of {draft.name}")
+
+
+def _kv_type(option: str, name: str) -> int:
+    number = _ffi.kv_type(name)
+    if number < 0:
+        raise ValueError(f"{option}={name!r} is not a type of K/V cache; use f16, or q8_0 for half its size")
+    return number
+
+
+def _check_used(target: Model | PathLike, draft: Model | PathLike | None, params: Params) -> None:
+    defaults = Params()
+    if draft is None:
+        for name in _OF_DRAFT:
+            if getattr(params, name) != getattr(defaults, name):
+                raise ValueError(f"{name}={getattr(params, name)!r} has no effect without a draft; leave it out")
+    for source, name in ((target, "n_gpu_layers"), (draft, "n_gpu_layers_draft")):
+        if isinstance(source, Model) and getattr(params, name) != -1:
+            raise ValueError(f"{name} has no effect on a model that is open already; give it to Model(...)")

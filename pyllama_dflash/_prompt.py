@@ -1,0 +1,77 @@
+"""Turn what a caller may pass as a prompt into token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _chat
+from ._ffi import Ints
+from .model import Model
+
+Tokens = Union[Sequence[int], "npt.NDArray[np.integer[Any]]"]
+Prompt = Union[str, Tokens]
+
+
+def prompt_ids(
+    model: Model,
+    prompt: Prompt | None,
+    messages: _chat.Messages | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Ints:
+    """Return the token ids [n >= 1] of a prompt or of messages, exactly one of which is given.
+
+    Raises:
+        ValueError: both or neither is given, there are no tokens, or an id is not in the vocabulary.
+    """
+    if (prompt is None) == (messages is None):
+        raise ValueError("give either prompt or messages" + ("" if prompt is None else ", not both"))
+    if prompt is not None and chat_template_kwargs:
+        raise ValueError("chat_template_kwargs needs messages; a prompt is not sent through the chat template")
+    if messages is not None:
+        ids = token_ids(_chat_ids(model, messages, chat_template_kwargs or {}), model.info.n_vocab)
+    elif isinstance(prompt, str):
+        ids = token_ids(model.tokenize(prompt), model.info.n_vocab)
+    else:
+        ids = token_ids(prompt if prompt is not None else (), model.info.n_vocab)
+    if not len(ids):
+        raise ValueError("the prompt has no tokens; give at least one")
+    return ids
+
+
+def token_ids(tokens: Tokens, n_vocab: int) -> Ints:
+    """Return token ids as int32 [n]; TypeError if they are none, ValueError if one is not in the vocabulary."""
+    if isinstance(tokens, (str, bytes)):
+        raise TypeError("tokens are ids, not text; use Model.tokenize() first")
+    ids = np.asarray(tokens)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise TypeError("tokens must be one flat sequence of integers")
+    outside = np.flatnonzero((ids < 0) | (ids >= n_vocab))
+    if outside.size:
+        index = int(outside[0])
+        raise ValueError(f"token {ids[index]} at index {index} is not in the vocabulary, 0 to {n_vocab - 1}")
+    return np.ascontiguousarray(ids, dtype=np.int32)
+
+
+def _chat_ids(model: Model, messages: _chat.Messages, variables: Mapping[str, Any]) -> list[int]:
+    template = model.chat_template
+    if template is None:
+        raise ValueError(f"{model.name} has no chat template; render the messages yourself and pass them as prompt")
+    bos = model.info.bos
+    spelled_bos, spelled_eos = _spelled(model, bos), _spelled(model, model.info.eos)
+    try:
+        text = _chat.render(template, messages, bos=spelled_bos, eos=spelled_eos, **variables)
+    except ValueError as error:
+        raise ValueError(f"{model.name}: {error}") from error
+    # Most templates write the beginning token out; none of them wants an end token after the open turn.
+    ids = model.tokenize(text, add_special=False)
+    if model.info.add_bos and bos is not None and ids[:1] != [bos]:
+        return [bos, *ids]
+    return ids
+
+
+def _spelled(model: Model, token: int | None) -> str:
+    return "" if token is None else model.piece(token, special=True).decode("utf-8", "replace")

@@ -1,0 +1,181 @@
+"""Options: the only list of names, defaults and help texts. The signatures, the command line and the docs read it."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .result import SLOTS
+
+INT_MAX = 2**31 - 1
+FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+_KV_HELP = "one of f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, **SLOTS)
+class Params:
+    """Options of a Speculator, fixed while it lives. Each field's help is in its metadata.
+
+    Raises:
+        ValueError, TypeError: an option is out of its range; the message names the value, the limit and the fix.
+    """
+
+    n_ctx: int = _option(0, "context size in tokens, prompt and reply together; 0: as the target was trained")
+    n_ubatch: int = _option(512, "prompt tokens evaluated in one step")
+    n_gpu_layers: int = _option(-1, "layers of the target on the GPU; -1: all")
+    n_gpu_layers_draft: int = _option(-1, "layers of the draft on the GPU; -1: all")
+    n_threads: int | None = _option(None, "CPU threads; None: as many as CPUs this process may run on")
+    flash_attn: str | bool = _option("auto", "flash attention: auto, on or off")
+    type_k: str = _option("f16", f"type of the target's K cache, {_KV_HELP}")
+    type_v: str = _option("f16", f"type of the target's V cache, {_KV_HELP}")
+    type_k_draft: str = _option("f16", f"type of the draft's K cache, {_KV_HELP}")
+    type_v_draft: str = _option("f16", f"type of the draft's V cache, {_KV_HELP}")
+    n_max: int | None = _option(None, "most tokens drafted in a round; None: the draft's block size - 1")
+    n_min: int = _option(0, "a draft that is shorter than this is dropped")
+    margin: float = _option(0.0, "cut a draft before the first token whose top-1 leads top-2 by less; 0: no cut")
+    p_min: float = _option(0.0, "cut a draft before the first token less probable than this, 0 to 1; 0: no cut")
+    backend_argmax: bool = _option(True, "pick tokens on the device and read no logits back")
+
+    def __post_init__(self) -> None:
+        _set_int(self, "n_ctx", 0)
+        _set_int(self, "n_ubatch", 1)
+        _set_int(self, "n_gpu_layers", -1)
+        _set_int(self, "n_gpu_layers_draft", -1)
+        _set_int(self, "n_threads", 1, optional=True)
+        _set(self, "flash_attn", _flash_attn(self.flash_attn))
+        for name in ("type_k", "type_v", "type_k_draft", "type_v_draft"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name}={getattr(self, name)!r} is not a string; use {_KV_HELP}")
+        _check_draft_options(self)
+        _check_bool(self, "backend_argmax")
+
+
+@dataclass(frozen=True, **SLOTS)
+class GenerateParams:
+    """Options of one run() or stream(). None stands for the Speculator's own value.
+
+    Raises:
+        ValueError, TypeError: as for Params.
+    """
+
+    max_tokens: int = _option(256, "most tokens to emit; 0: only evaluate the prompt")
+    stop: str | Sequence[str] | None = _option(None, "a string, or several, that end the reply")
+    ignore_eos: bool = _option(False, "go on after end-of-generation tokens")
+    n_max: int | None = _option(None, "most tokens drafted in a round of this call; 0: plain decoding")
+    n_min: int | None = _option(None, "a draft that is shorter than this is dropped")
+    margin: float | None = _option(None, "cut a draft before the first token whose top-1 leads top-2 by less")
+    p_min: float | None = _option(None, "cut a draft before the first token less probable than this, 0 to 1")
+    speculate: bool = _option(True, "False: plain decoding on the same path")
+
+    def __post_init__(self) -> None:
+        _set_int(self, "max_tokens", 0)
+        _set(self, "stop", _stops(self.stop))
+        _check_bool(self, "ignore_eos")
+        _check_bool(self, "speculate")
+        _check_draft_options(self, optional=True)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        return _stops(self.stop)
+
+
+def default_threads() -> int:
+    """Count the CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def check_int(name: str, value: Any, low: int, high: int = INT_MAX, limit: str = "") -> int:
+    """Return value as an int; TypeError if it is none (a bool is none), ValueError outside low to high.
+
+    Args:
+        name: what the value is called in the message.
+        value: the value.
+        low: least value allowed.
+        high: greatest value allowed.
+        limit: what `high` stands for, e.g. "block_size-1=7 of draft.gguf".
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is a bool; use an integer")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} is not an integer") from None
+    if number < low:
+        raise ValueError(f"{name}={number} is below {low}; raise {name}")
+    if number > high:
+        raise ValueError(f"{name}={number} exceeds {limit or high}; lower {name}")
+    return number
+
+
+def _check_float(name: str, value: Any, high: float) -> float:
+    if isinstance(value, (bool, str, bytes)):
+        raise TypeError(f"{name}={value!r} is not a number")
+    try:
+        number = float(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} is not a number") from None
+    if not math.isfinite(number) or not 0.0 <= number <= high:
+        limit = "a finite number >= 0" if high == math.inf else f"a number from 0 to {high:g}"
+        raise ValueError(f"{name}={number} is out of range; use {limit}")
+    return number
+
+
+def _check_draft_options(params: Any, optional: bool = False) -> None:
+    _set_int(params, "n_max", 0, optional=True)
+    _set_int(params, "n_min", 0, optional=optional)
+    for name, high in (("margin", math.inf), ("p_min", 1.0)):
+        value = getattr(params, name)
+        if value is not None or not optional:
+            _set(params, name, _check_float(name, value, high))
+    if params.n_max and params.n_min and params.n_min > params.n_max:
+        raise ValueError(f"n_min={params.n_min} exceeds n_max={params.n_max}; lower n_min or raise n_max")
+
+
+def _set_int(params: Any, name: str, low: int, optional: bool = False) -> None:
+    value = getattr(params, name)
+    if value is not None or not optional:
+        _set(params, name, check_int(name, value, low))
+
+
+def _set(params: Any, name: str, value: Any) -> None:
+    object.__setattr__(params, name, value)  # frozen: only here, while the object is made
+
+
+def _check_bool(params: Any, name: str) -> None:
+    if not isinstance(getattr(params, name), bool):
+        raise TypeError(f"{name}={getattr(params, name)!r} is not a bool; use True or False")
+
+
+def _flash_attn(value: str | bool) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if not isinstance(value, str):
+        raise TypeError(f"flash_attn={value!r} is neither a string nor a bool; use auto, on or off")
+    if value not in FLASH_ATTN:
+        raise ValueError(f"flash_attn={value!r} is unknown; use auto, on or off")
+    return value
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, bytes) or not isinstance(value, (str, Iterable)):
+        raise TypeError(f"stop={value!r} is neither a string nor a sequence of strings")
+    stops = (value,) if isinstance(value, str) else tuple(value)
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise TypeError(f"stop={stop!r} is not a string")
+        if not stop:
+            raise ValueError("stop='' would end every reply at once; leave it out")
+    return stops
