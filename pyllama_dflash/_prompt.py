@@ -57,21 +57,7 @@ def token_ids(tokens: Tokens, n_vocab: int) -> Ints:
 
 
 def _chat_ids(model: Model, messages: _chat.Messages, variables: Mapping[str, Any]) -> list[int]:
-    template = model.chat_template
-    if template is None:
-        raise ValueError(f"{model.name} has no chat template; render the messages yourself and pass them as prompt")
-    bos = model.info.bos
-    spelled_bos, spelled_eos = _spelled(model, bos), _spelled(model, model.info.eos)
-    try:
-        text = _chat.render(template, messages, bos=spelled_bos, eos=spelled_eos, **variables)
-    except ValueError as error:
-        raise ValueError(f"{model.name}: {error}") from error
     # Most templates write the beginning token out; none of them wants an end token after the open turn.
-    ids = model.tokenize(text, add_special=False)
-    if model.info.add_bos and bos is not None and ids[:1] != [bos]:
-        return [bos, *ids]
-    return ids
-
-
-def _spelled(model: Model, token: int | None) -> str:
-    return "" if token is None else model.piece(token, special=True).decode("utf-8", "replace")
+    ids = model.tokenize(model.apply_chat_template(messages, **variables), add_special=False)
+    bos = model.info.bos
+    return [bos, *ids] if model.info.add_bos and bos is not None and ids[:1] != [bos] else ids

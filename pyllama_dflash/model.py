@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Callable, TypeVar, Union
+from typing import Any, Callable, TypeVar, Union
 
 from . import _ffi, _log
+from ._chat import Messages, render
 from ._turn import Gate
 from .params import check_int
 from .result import SLOTS
@@ -154,6 +155,28 @@ class Model:
             IncompatibleModelsError: it does not; the message says why.
         """
         self._call(lambda target: draft._call(lambda other: _ffi.model_check_pair(target, other)))
+
+    def apply_chat_template(self, messages: Messages, **variables: Any) -> str:
+        """Render messages by the file's chat template, up to the start of the assistant's turn.
+
+        Args:
+            messages: mappings with "role" and "content", or a string as the one message of the user.
+            **variables: further variables of the template, e.g. enable_thinking or add_generation_prompt=False.
+
+        Raises:
+            ValueError: the file has no template, the messages are malformed, or the template refuses them.
+        """
+        template = self.chat_template
+        if template is None:
+            raise ValueError(f"{self.name} has no chat template; render the messages yourself and pass them as prompt")
+        bos, eos = self._spelled(self.info.bos), self._spelled(self.info.eos)
+        try:
+            return render(template, messages, bos=bos, eos=eos, **variables)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from error
+
+    def _spelled(self, token: int | None) -> str:
+        return "" if token is None else self.piece(token, special=True).decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Turn text into token ids.

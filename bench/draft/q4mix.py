@@ -1,7 +1,7 @@
 """Quantise an F16 DFlash2 draft by the q4-mix recipe: python bench/draft/q4mix.py IN.gguf OUT.gguf
 
-Backbone Q4_0; fusion layer, selector and convolution projections Q8_0 (small, and acceptance is lost there first); norms and
-convolution bases F32, as llama.cpp requires. Needs the `gguf` package.
+Backbone Q4_0; fusion layer, selector and convolution projections Q8_0 (small, and acceptance is lost there first);
+norms and convolution bases F32, as llama.cpp requires. Needs the `gguf` package.
 """
 
 from __future__ import annotations

@@ -11,7 +11,13 @@ namespace pld {
 
 namespace {
 
+// The parameters with defaults filled in, once the models are known to belong together and the values to be in range.
 pld_engine_params resolve(const Model & target, const Model * draft, pld_engine_params p) {
+    if (draft) {
+        check_pair(target.header(), draft->header());
+    } else {
+        check_target(target.header());
+    }
     const auto trained = static_cast<int32_t>(llama_model_n_ctx_train(target.llama()));
     const auto widest  = draft ? draft->facts().block_size - 1 : p.n_max;
     p.n_ctx            = p.n_ctx == 0 ? trained : p.n_ctx;
@@ -46,11 +52,6 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
       params_(resolve(*target_, draft_.get(), params)),
       n_vocab_(target_->n_vocab()),
       threads_(params_.n_threads) {
-    if (draft_) {
-        check_pair(target_->header(), draft_->header());
-    } else {
-        check_target(target_->header());
-    }
     require(params_.n_max == 0 || !has_recurrent_state(target_->llama()), PLD_E_PAIR,
             target_->header().name() + " keeps a recurrent state that can't be rolled back yet; run it without a draft");
     open();

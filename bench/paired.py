@@ -1,0 +1,85 @@
+"""Our loop against upstream's and plain decoding: same files, same prompts, arms interleaved prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from pyllama_dflash import Speculator, Stats
+
+from . import records, upstream
+from .records import Record
+
+
+def ours(spec: Speculator, prompt: str, n_max: int, n_predict: int) -> Record:
+    spec.reset()
+    stats: Stats = spec.run(prompt, max_tokens=n_predict, n_max=n_max or None, speculate=n_max > 0).stats
+    keys = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "draft_n", "draft_n_accepted", "n_rounds")
+    times = ("t_draft_ms", "t_verify_ms", "t_other_ms")
+    return {key: getattr(stats, key) for key in (*keys, *times)}
+
+
+def measure(
+    target: Path, draft: Path, n_maxs: Sequence[int], n_predict: int, n_threads: int, n_ctx: int, repeats: int
+) -> Iterator[Record]:
+    """Yield the provenance, then a record for each prompt, arm and repeat."""
+    upstream.build()
+    yield records.provenance(target=target, draft=draft)
+    prompts = records.read_prompts()
+    with Speculator(target, draft, n_ctx=n_ctx, n_threads=n_threads) as spec:
+        spec.run("warm up", max_tokens=16)
+        for repeat, (index, prompt) in tqdm([(r, p) for r in range(repeats) for p in enumerate(prompts)]):
+            text = spec.target.apply_chat_template(prompt["text"])
+            for n_max in (0, *n_maxs):
+                base = {"record": "run", "prompt": index, "kind": prompt["kind"], "n_max": n_max, "repeat": repeat}
+                yield {**base, "loop": "ours", **ours(spec, text, n_max, n_predict)}
+                if n_max:
+                    sizes = {"n_predict": n_predict, "n_threads": n_threads, "n_ctx": n_ctx}
+                    report = upstream.run(str(target), str(draft), text, n_max=n_max, **sizes)
+                    yield {**base, "loop": "upstream", **report}
+
+
+def total(rows: Sequence[Record], key: str) -> float:
+    return float(sum(row[key] for row in rows))
+
+
+def mean_len(rows: Sequence[Record], n_max: int) -> float:
+    """Tokens a round, bonus included; upstream's report has no rounds, but all of its rounds draft n_max tokens."""
+    rounds = total(rows, "n_rounds") if "n_rounds" in rows[0] else total(rows, "draft_n") / n_max
+    return 1 + total(rows, "draft_n_accepted") / rounds
+
+
+def table(rows: Sequence[Record]) -> str:
+    """Tokens per second (token-weighted), mean_len and acceptance of each arm, and our ratio to upstream's."""
+    runs = [row for row in rows if row["record"] == "run"]
+    lines = [f"{'loop':9} {'n_max':>5} {'tok/s':>8} {'mean_len':>9} {'acceptance':>11} {'to upstream':>12}"]
+    speeds: dict[tuple[str, int], float] = {}
+    arms = {(run["loop"], run["n_max"]) for run in runs}
+    for loop, n_max in sorted(arms, key=lambda arm: (arm[1], arm[0] == "ours")):
+        arm = [run for run in runs if (run["loop"], run["n_max"]) == (loop, n_max)]
+        speeds[loop, n_max] = 1000 * total(arm, "predicted_n") / total(arm, "predicted_ms")
+        line = f"{loop if n_max else 'plain':9} {n_max:5} {speeds[loop, n_max]:8.1f}"
+        if n_max:
+            line += f" {mean_len(arm, n_max):9.2f} {total(arm, 'draft_n_accepted') / total(arm, 'draft_n'):11.3f}"
+        if n_max and loop == "ours":
+            line += f" {speeds[loop, n_max] / speeds['upstream', n_max]:12.2f}"
+        lines.append(line)
+    lines.append(acceptance_table(runs))
+    return "\n".join(lines)
+
+
+def acceptance_table(runs: Sequence[Record]) -> str:
+    """Acceptance of each prompt in both loops: it differs where features reach the draft differently."""
+    lines = ["", f"{'prompt':>6} {'kind':6} {'n_max':>5} {'ours':>7} {'upstream':>9} {'difference':>11}"]
+    arms = {(run["prompt"], run["n_max"], run["loop"]): run for run in runs if run["n_max"] and not run["repeat"]}
+    for prompt, n_max in sorted({key[:2] for key in arms}):
+        rates = {}
+        for loop in ("ours", "upstream"):
+            run = arms[prompt, n_max, loop]
+            rates[loop] = run["draft_n_accepted"] / max(run["draft_n"], 1)
+        kind = arms[prompt, n_max, "ours"]["kind"]
+        difference = rates["ours"] - rates["upstream"]
+        lines.append(f"{prompt:6} {kind:6} {n_max:5} {rates['ours']:7.3f} {rates['upstream']:9.3f} {difference:+11.4f}")
+    return "\n".join(lines)
