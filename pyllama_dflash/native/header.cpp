@@ -1,6 +1,7 @@
 #include "header.h"
 
 #include "error.h"
+#include "ggml-cpu.h"
 #include "ggml.h"
 #include "log.h"
 
@@ -38,6 +39,13 @@ bool is_float(gguf_type type) {
 
 bool is_whole(double v) {
     return std::abs(v) <= 9007199254740992.0 && v == std::floor(v);  // 2^53: exact as a double
+}
+
+// Weights that a matrix product reads; hash tables of token ids have the same ending.
+bool is_matrix(const std::string & tensor) {
+    const std::string end = ".weight";
+    return tensor.size() > end.size() && tensor.compare(tensor.size() - end.size(), end.size(), end) == 0 &&
+           tensor.find("tid2eid") == std::string::npos;
 }
 
 std::string element_text(gguf_type type, const void * data, size_t i) {
@@ -96,6 +104,11 @@ void Header::check_extents(int64_t file_size) {
                         gguf_get_tensor_name(gguf_.get(), i), (long long) (data + offset + size), (long long) file_size));
         }
         const auto * ne = gguf_get_tensor_ne(gguf_.get(), i);
+        const auto type = gguf_get_tensor_type(gguf_.get(), i);
+        const std::string name = gguf_get_tensor_name(gguf_.get(), i);
+        if (ne[1] > 1 && is_matrix(name) && !ggml_get_type_traits_cpu(type)->vec_dot) {
+            fail(format("tensor %s has type %s, which no matrix product takes: damaged", name.c_str(), ggml_type_name(type)));
+        }
         n_bytes_ += size;
         n_params_ += ne[0] * ne[1] * ne[2] * ne[3];
     }
@@ -142,7 +155,7 @@ void Header::check_hparams() const {
     check_range("attention.layer_norm_rms_epsilon", 0, 1, false);
     check_range("attention.layer_norm_epsilon", 0, 1, false);
     check_range("attention.sliding_window", 0, INT, false);
-    check_range("rope.dimension_count", 0, 65536, false);
+    check_range("rope.dimension_count", 2, 65536, false);
     check_range("rope.freq_base", 1e-6, 1e18, false);
     check_range("rope.scaling.factor", 0, 1e9, false);
     check_range("expert_count", 0, 65536, false);
