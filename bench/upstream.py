@@ -15,7 +15,7 @@ BUILD = ROOT / "build" / "upstream" / "build"
 PROGRAM = BUILD / "bin" / "llama-speculative-simple"
 
 # What the program needs beyond the library's own tree.
-MORE = ("common/", "examples/*", "examples/speculative-simple/", "pocs/", "tools/*", "vendor/", "ggml/src/ggml-rpc/")
+MORE = ("common/", "examples/", "pocs/", "tools/*", "vendor/")
 OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "BUILD_SHARED_LIBS": "OFF",

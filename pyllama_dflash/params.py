@@ -88,11 +88,17 @@ class GenerateParams:
         return _stops(self.stop)
 
 
-def default_threads() -> int:
-    """Count the CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
+def default_threads(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Count the CPUs that this process may run on, no more than its container's quota of CPU time.
+
+    Args:
+        cpu_max: the file with the quota of a Linux control group (version 2).
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = map(int, cpu_max.read_text(encoding="ascii").split())  # "max 100000" without a quota
+        allowed = min(allowed, math.ceil(quota / period))
+    return max(1, allowed)
 
 
 def check_int(name: str, value: Any, low: int, high: int = INT_MAX, limit: str = "") -> int:

@@ -2,6 +2,7 @@
 
 #include "accept.h"
 #include "error.h"
+#include "llama-ext.h"
 #include "log.h"
 
 #include <algorithm>
@@ -10,6 +11,16 @@
 namespace pld {
 
 namespace {
+
+// The types that llama.cpp takes for a cache.
+constexpr ggml_type KV_TYPES[] = {
+    GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,   GGML_TYPE_Q4_0,
+    GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL,
+};
+
+bool is_kv_type(int32_t type) {
+    return std::find(std::begin(KV_TYPES), std::end(KV_TYPES), type) != std::end(KV_TYPES);
+}
 
 // The parameters with defaults filled in, once the models are known to belong together and the values to be in range.
 pld_engine_params resolve(const Model & target, const Model * draft, pld_engine_params p) {
@@ -35,7 +46,7 @@ pld_engine_params resolve(const Model & target, const Model * draft, pld_engine_
                    draft ? draft->header().name().c_str() : ""));
     require(p.n_max <= MAX_WIDTH, PLD_E_ARGUMENT, format("n_max=%d is out of range, 0 to %d", p.n_max, MAX_WIDTH));
     for (const auto type : {p.type_k, p.type_v, p.type_k_draft, p.type_v_draft}) {
-        require(type >= 0 && type < GGML_TYPE_COUNT, PLD_E_ARGUMENT, format("%d is no K/V cache type", type));
+        require(is_kv_type(type), PLD_E_ARGUMENT, format("%d is no K/V cache type", type));
     }
     return p;
 }
@@ -45,6 +56,11 @@ bool has_recurrent_state(const llama_model * model) {
 }
 
 }  // namespace
+
+int32_t kv_type(const std::string & name) {
+    const auto it = std::find_if(std::begin(KV_TYPES), std::end(KV_TYPES), [&](auto type) { return name == ggml_type_name(type); });
+    return it == std::end(KV_TYPES) ? -1 : *it;
+}
 
 Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, const pld_engine_params & params)
     : target_(std::move(target)),
@@ -72,22 +88,13 @@ void Engine::open() {
     p.n_ubatch          = p.n_batch;
     p.n_seq_max         = 1;
     p.n_outputs_max     = static_cast<uint32_t>(width);
-    p.n_outputs_max_per_seq = p.n_outputs_max;
     p.n_threads         = 1;
     p.n_threads_batch   = 1;
     p.flash_attn_type   = static_cast<llama_flash_attn_type>(params_.flash_attn);
     p.type_k            = static_cast<ggml_type>(params_.type_k);
     p.type_v            = static_cast<ggml_type>(params_.type_v);
-
-    llama_sampler_seq_config sampler = {/*seq_id=*/0, nullptr};
-    if (params_.backend_argmax) {
-        argmax_.reset(llama_sampler_chain_init(llama_sampler_chain_default_params()));
-        llama_sampler_chain_add(argmax_.get(), llama_sampler_init_greedy());
-        sampler.sampler = argmax_.get();
-        p.samplers      = &sampler;
-        p.n_samplers    = 1;
-    }
-    ctx_ = std::make_unique<Context>(target_->llama(), p, "target");
+    ctx_                = std::make_unique<Context>(target_->llama(), p, "target");
+    llama_set_argmax(ctx_->get(), params_.backend_argmax);
     if (draft_) {
         drafter_ = std::make_unique<Drafter>(draft_, *ctx_, params_, params_.n_ctx);
     }
@@ -237,7 +244,7 @@ Draft Engine::draft(int32_t n) {
 
 int32_t Engine::choose(int32_t row) const {
     if (params_.backend_argmax) {
-        const auto token = llama_get_sampled_token_ith(ctx_->get(), row);
+        const auto token = llama_get_argmax_ith(ctx_->get(), row);
         require(token >= 0 && token < n_vocab_, PLD_E_DECODE, format("row %d of the batch chose no token (%d)", row, token));
         return token;
     }

@@ -11,6 +11,9 @@
 
 namespace pld {
 
+// A K/V cache type by name, or -1.
+int32_t kv_type(const std::string & name);
+
 struct Verdict {
     std::vector<int32_t> chosen;   // the target's argmax at each row
     std::vector<float>   margins;  // of each row; empty with backend argmax
@@ -41,13 +44,8 @@ private:
         int32_t              anchor = -1;
     };
 
-    struct FreeSampler {
-        void operator()(llama_sampler * s) const { llama_sampler_free(s); }
-    };
-
     void    open();
     void    trial();
-    void    run(Context & context);
     void    roll_back(int32_t pos);
     int32_t choose(int32_t row) const;
     int32_t n_past() const { return static_cast<int32_t>(seq_.cached.size()); }
@@ -55,18 +53,17 @@ private:
 
     template <typename F> auto or_reset(F && step) -> decltype(step());
 
-    std::shared_ptr<Model>                      target_;
-    std::shared_ptr<Model>                      draft_;
-    pld_engine_params                           params_;
-    int32_t                                     n_vocab_;
-    ThreadPool                                  threads_;
-    std::unique_ptr<llama_sampler, FreeSampler> argmax_;  // outlives the context that runs it
-    std::unique_ptr<Context>                    ctx_;
-    std::unique_ptr<Drafter>                    drafter_;  // goes before the context that it reads
-    Sequence                                    seq_;
-    int32_t                                     n_rows_      = 0;  // of the last verify, whose results can be read
-    int64_t                                     n_prefilled_ = 0;
-    int64_t                                     n_trial_rows_ = 0;  // injected while opening
+    std::shared_ptr<Model>   target_;
+    std::shared_ptr<Model>   draft_;
+    pld_engine_params        params_;
+    int32_t                  n_vocab_;
+    ThreadPool               threads_;
+    std::unique_ptr<Context> ctx_;
+    std::unique_ptr<Drafter> drafter_;  // goes before the context that it reads
+    Sequence                 seq_;
+    int32_t                  n_rows_       = 0;  // of the last verify, whose results can be read
+    int64_t                  n_prefilled_  = 0;
+    int64_t                  n_trial_rows_ = 0;  // injected while opening
 };
 
 }  // namespace pld

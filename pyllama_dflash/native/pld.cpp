@@ -242,13 +242,7 @@ int32_t pld_model_is_eog(const pld_model * model, int32_t token) {
 }
 
 int32_t pld_kv_type(const char * name) {
-    static const std::map<std::string, ggml_type> types = {
-        {"f32", GGML_TYPE_F32},   {"f16", GGML_TYPE_F16},   {"bf16", GGML_TYPE_BF16},     {"q8_0", GGML_TYPE_Q8_0},
-        {"q4_0", GGML_TYPE_Q4_0}, {"q4_1", GGML_TYPE_Q4_1}, {"iq4_nl", GGML_TYPE_IQ4_NL}, {"q5_0", GGML_TYPE_Q5_0},
-        {"q5_1", GGML_TYPE_Q5_1},
-    };
-    const auto it = name ? types.find(name) : types.end();
-    return it == types.end() ? -1 : it->second;
+    return name ? pld::kv_type(name) : -1;
 }
 
 int32_t pld_engine_open(pld_model * target, pld_model * draft, const pld_engine_params * params, pld_engine ** out) {

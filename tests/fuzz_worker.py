@@ -1,0 +1,50 @@
+"""Open damaged files and say what came of it; run in a process of its own.
+
+Each line of input is JSON: a name, the whole file, and the number of its damage, or the name of a key and the number of
+its value. Each line of output is the name of what comes next, or a name with the outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+from pathlib import Path
+
+import damage
+
+import pyllama_dflash as pd
+
+PROMPT = list(range(40, 60))
+
+
+def attempt(target: Path, draft: Path | None) -> str:
+    try:
+        with pd.Speculator(target, draft, n_ctx=128, n_threads=1) as spec:
+            result = spec.run(PROMPT, max_tokens=8, ignore_eos=True)
+            return f"ok {len(result.tokens)}"
+    except (pd.DFlashError, MemoryError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))  # a huge allocation fails and does not swap
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "damaged.gguf"
+        for line in sys.stdin:
+            job = json.loads(line)
+            print(json.dumps([job["name"]]), flush=True)
+            whole = Path(job["target"] if job["damaged"] == "target" else job["draft"])
+            if "key" in job:
+                path.write_bytes(damage.value_damage(whole, job["key"].encode(), job["number"]))
+            else:
+                path.write_bytes(damage.damage(whole, job["number"]))
+            pair = {"target": Path(job["target"]), "draft": Path(job["draft"]), job["damaged"]: path}
+            outcome = attempt(pair["target"], pair["draft"])
+            print(json.dumps([job["name"], outcome]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
