@@ -6,12 +6,15 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .result import SLOTS
 
 INT_MAX = 2**31 - 1
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _KV_HELP = "one of f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
 
@@ -88,7 +91,7 @@ class GenerateParams:
         return _stops(self.stop)
 
 
-def default_threads(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def default_threads(cpu_max: Path = CPU_MAX) -> int:
     """Count the CPUs that this process may run on, no more than its container's quota of CPU time.
 
     Args:
