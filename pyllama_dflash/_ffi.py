@@ -200,9 +200,10 @@ class ModelHandle(_Handle):
     __slots__ = ()
 
 
-def model_open(path: bytes, n_gpu_layers: int, header_only: bool) -> ModelHandle:
+def model_open(path: bytes, n_gpu_layers: int, repack: bool, header_only: bool) -> ModelHandle:
     """Open a model file."""
-    params = _ffi.new("pld_model_params *", {"n_gpu_layers": n_gpu_layers, "header_only": header_only})
+    fields = {"n_gpu_layers": n_gpu_layers, "repack": repack, "header_only": header_only}
+    params = _ffi.new("pld_model_params *", fields)
     out = _ffi.new("pld_model **")
     check(_lib.pld_model_open(path, params, out))
     return ModelHandle(out[0], _lib.pld_model_free)

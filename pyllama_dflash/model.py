@@ -14,7 +14,7 @@ from typing import Any, Callable, TypeVar, Union
 from . import _ffi, _log
 from ._chat import Messages, render
 from ._turn import Gate
-from .params import check_int
+from .params import check_bool, check_int
 from .result import SLOTS
 
 T = TypeVar("T")
@@ -84,22 +84,23 @@ class Model:
     Args:
         path: a GGUF file.
         n_gpu_layers: layers on the GPU; -1: all.
+        repack: lay weights out for this CPU's matrix units (AMX, interleaved rows); False keeps them as in the file.
 
     Raises:
         ModelLoadError: the file is missing, damaged or not supported.
     """
 
-    def __init__(self, path: PathLike, *, n_gpu_layers: int = -1) -> None:
-        self._open(path, check_int("n_gpu_layers", n_gpu_layers, -1), header_only=False)
+    def __init__(self, path: PathLike, *, n_gpu_layers: int = -1, repack: bool = True) -> None:
+        self._open(path, check_int("n_gpu_layers", n_gpu_layers, -1), check_bool("repack", repack), header_only=False)
 
     @classmethod
     def header(cls, path: PathLike) -> Model:
         """Open a file's header only: info, metadata and check_pair() work, no weights are loaded."""
         model = cls.__new__(cls)
-        model._open(path, 0, header_only=True)
+        model._open(path, 0, repack=True, header_only=True)
         return model
 
-    def _open(self, path: PathLike, n_gpu_layers: int, header_only: bool) -> None:
+    def _open(self, path: PathLike, n_gpu_layers: int, repack: bool, header_only: bool) -> None:
         raw = os.fsencode(path)
         self.path = os.fsdecode(raw)
         if b"\0" in raw:
@@ -110,7 +111,7 @@ class Model:
         _log.sync_level()
         try:
             _ffi.init()
-            self._handle = _ffi.model_open(raw, n_gpu_layers, header_only)
+            self._handle = _ffi.model_open(raw, n_gpu_layers, repack, header_only)
         finally:
             _log.drain()
         self._gate = Gate("Model", self._handle.close)

@@ -58,7 +58,7 @@ class Params:
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not a string; use {_KV_HELP}")
         _check_draft_options(self)
-        _check_bool(self, "backend_argmax")
+        check_bool("backend_argmax", self.backend_argmax)
 
 
 @dataclass(frozen=True, **SLOTS)
@@ -81,8 +81,8 @@ class GenerateParams:
     def __post_init__(self) -> None:
         _set_int(self, "max_tokens", 0)
         _set(self, "stop", _stops(self.stop))
-        _check_bool(self, "ignore_eos")
-        _check_bool(self, "speculate")
+        check_bool("ignore_eos", self.ignore_eos)
+        check_bool("speculate", self.speculate)
         _check_draft_options(self, optional=True)
 
     @property
@@ -127,6 +127,13 @@ def check_int(name: str, value: Any, low: int, high: int = INT_MAX, limit: str =
     return number
 
 
+def check_bool(name: str, value: Any) -> bool:
+    """Return value; TypeError if it is not a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is not a bool; use True or False")
+    return value
+
+
 def _check_float(name: str, value: Any, high: float) -> float:
     if isinstance(value, (bool, str, bytes)):
         raise TypeError(f"{name}={value!r} is not a number")
@@ -159,11 +166,6 @@ def _set_int(params: Any, name: str, low: int, optional: bool = False) -> None:
 
 def _set(params: Any, name: str, value: Any) -> None:
     object.__setattr__(params, name, value)  # frozen: only here, while the object is made
-
-
-def _check_bool(params: Any, name: str) -> None:
-    if not isinstance(getattr(params, name), bool):
-        raise TypeError(f"{name}={getattr(params, name)!r} is not a bool; use True or False")
 
 
 def _flash_attn(value: str | bool) -> str:

@@ -13,8 +13,9 @@ Model::Model(const std::string & path, const pld_model_params & params) : header
     }
     require(facts_.kind != PLD_KIND_OTHER, PLD_E_LOAD, path + ": " + facts_.refusal);
 
-    auto lparams         = llama_model_default_params();
-    lparams.n_gpu_layers = params.n_gpu_layers;
+    auto lparams            = llama_model_default_params();
+    lparams.n_gpu_layers    = params.n_gpu_layers;
+    lparams.use_extra_bufts = params.repack != 0;
 
     const log::Opening opening;
     llama_.reset(llama_model_load_from_file(path.c_str(), lparams));

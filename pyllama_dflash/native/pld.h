@@ -69,6 +69,7 @@ int64_t pld_log_dropped(void);
 
 typedef struct pld_model_params {
     int32_t n_gpu_layers; /* -1: all */
+    int32_t repack;       /* 1: weights may be laid out for this CPU's matrix units (AMX, interleaved rows) */
     int32_t header_only;  /* 1: read and check the header, load no weights; only the header functions work then */
 } pld_model_params;
 
