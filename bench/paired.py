@@ -21,6 +21,24 @@ def ours(spec: Speculator, prompt: str, n_max: int, n_predict: int) -> Record:
     return {key: getattr(stats, key) for key in (*keys, *times)}
 
 
+def like_upstream(spec: Speculator, prompt: str, n_max: int, n_predict: int) -> Record:
+    """Count drafted and accepted tokens by upstream's rules for the end, so that both counts cover the same rounds.
+
+    Its loop goes on until more than n_predict tokens are out, and shortens drafts as if it would stop before.
+    """
+    spec.reset()
+    spec.prefill(prompt)
+    emitted = drafted = accepted = 0
+    while emitted <= n_predict:
+        draft = spec.draft(n_max=min(n_max, max(0, n_predict - emitted - 1)))
+        verdict = spec.verify(draft)
+        drafted, accepted = drafted + len(draft.tokens), accepted + len(verdict.accepted)
+        emitted += len(verdict.accepted) + 1
+        if any(map(spec.target.is_eog, (*verdict.accepted, verdict.bonus))):
+            break
+    return {"predicted_n": emitted, "draft_n": drafted, "draft_n_accepted": accepted}
+
+
 def measure(
     target: Path, draft: Path, n_maxs: Sequence[int], n_predict: int, n_threads: int, n_ctx: int, repeats: int
 ) -> Iterator[Record]:
@@ -39,16 +57,19 @@ def measure(
                     sizes = {"n_predict": n_predict, "n_threads": n_threads, "n_ctx": n_ctx}
                     report = upstream.run(str(target), str(draft), text, n_max=n_max, **sizes)
                     yield {**base, "loop": "upstream", **report}
+                    if not repeat:
+                        yield {**base, "record": "count", **like_upstream(spec, text, n_max, n_predict)}
 
 
 def total(rows: Sequence[Record], key: str) -> float:
     return float(sum(row[key] for row in rows))
 
 
-def mean_len(rows: Sequence[Record], n_max: int) -> float:
-    """Tokens a round, bonus included; upstream's report has no rounds, but all of its rounds draft n_max tokens."""
-    rounds = total(rows, "n_rounds") if "n_rounds" in rows[0] else total(rows, "draft_n") / n_max
-    return 1 + total(rows, "draft_n_accepted") / rounds
+def mean_len(rows: Sequence[Record]) -> float:
+    """Tokens a round; each round emits the accepted tokens and one more, which gives upstream's rounds too."""
+    accepted = total(rows, "draft_n_accepted")
+    rounds = total(rows, "n_rounds") if "n_rounds" in rows[0] else total(rows, "predicted_n") - accepted
+    return 1 + accepted / rounds
 
 
 def table(rows: Sequence[Record]) -> str:
@@ -62,24 +83,20 @@ def table(rows: Sequence[Record]) -> str:
         speeds[loop, n_max] = 1000 * total(arm, "predicted_n") / total(arm, "predicted_ms")
         line = f"{loop if n_max else 'plain':9} {n_max:5} {speeds[loop, n_max]:8.1f}"
         if n_max:
-            line += f" {mean_len(arm, n_max):9.2f} {total(arm, 'draft_n_accepted') / total(arm, 'draft_n'):11.3f}"
+            line += f" {mean_len(arm):9.2f} {total(arm, 'draft_n_accepted') / total(arm, 'draft_n'):11.3f}"
         if n_max and loop == "ours":
             line += f" {speeds[loop, n_max] / speeds['upstream', n_max]:12.2f}"
         lines.append(line)
-    lines.append(acceptance_table(runs))
+    lines.append(acceptance_table(rows))
     return "\n".join(lines)
 
 
-def acceptance_table(runs: Sequence[Record]) -> str:
+def acceptance_table(rows: Sequence[Record]) -> str:
     """Acceptance of each prompt in both loops: it differs where features reach the draft differently."""
     lines = ["", f"{'prompt':>6} {'kind':6} {'n_max':>5} {'ours':>7} {'upstream':>9} {'difference':>11}"]
-    arms = {(run["prompt"], run["n_max"], run["loop"]): run for run in runs if run["n_max"] and not run["repeat"]}
-    for prompt, n_max in sorted({key[:2] for key in arms}):
-        rates = {}
-        for loop in ("ours", "upstream"):
-            run = arms[prompt, n_max, loop]
-            rates[loop] = run["draft_n_accepted"] / max(run["draft_n"], 1)
-        kind = arms[prompt, n_max, "ours"]["kind"]
-        difference = rates["ours"] - rates["upstream"]
-        lines.append(f"{prompt:6} {kind:6} {n_max:5} {rates['ours']:7.3f} {rates['upstream']:9.3f} {difference:+11.4f}")
+    theirs = {(r["prompt"], r["n_max"]): r for r in rows if r.get("loop") == "upstream" and not r["repeat"]}
+    for count in (row for row in rows if row["record"] == "count"):
+        rates = [r["draft_n_accepted"] / max(r["draft_n"], 1) for r in (count, theirs[count["prompt"], count["n_max"]])]
+        name = f"{count['prompt']:6} {count['kind']:6} {count['n_max']:5}"
+        lines.append(f"{name} {rates[0]:7.3f} {rates[1]:9.3f} {rates[0] - rates[1]:+11.4f}")
     return "\n".join(lines)

@@ -92,7 +92,7 @@ def _check_block(draft: Model, params: Params) -> None:
 
 
 def _kv_type(option: str, name: str) -> int:
-    number = _ffi.kv_type(name)
+    number = -1 if "\0" in name else _ffi.kv_type(name)
     if number < 0:
         raise ValueError(f"{option}={name!r} is not a type of K/V cache; use f16, or q8_0 for half its size")
     return number

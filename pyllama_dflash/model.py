@@ -101,7 +101,12 @@ class Model:
         return model
 
     def _open(self, path: PathLike, n_gpu_layers: int, repack: bool, header_only: bool) -> None:
-        raw = os.fsencode(path)
+        try:
+            raw = os.fsencode(path)
+        except TypeError:
+            raise TypeError(f"path={path!r} is not a path; use a string, bytes or os.PathLike") from None
+        if not raw:
+            raise ValueError(f"path={path!r} is empty")
         self.path = os.fsdecode(raw)
         if b"\0" in raw:
             raise ValueError(f"path={self.path!r} has a NUL character")
@@ -141,6 +146,10 @@ class Model:
 
     def meta(self, key: str) -> str | None:
         """Return a metadata value as text, None if the file does not have the key."""
+        if not isinstance(key, str):
+            raise TypeError(f"key={key!r} is not a string")
+        if "\0" in key:  # C would take what is before it
+            return None
         with suppress(ValueError):
             return self._call(lambda handle: _ffi.model_meta(handle, key))
         return None
@@ -155,6 +164,8 @@ class Model:
         Raises:
             IncompatibleModelsError: it does not; the message says why.
         """
+        if not isinstance(draft, Model):
+            raise TypeError(f"draft={draft!r} is not a Model")
         self._call(lambda target: draft._call(lambda other: _ffi.model_check_pair(target, other)))
 
     def apply_chat_template(self, messages: Messages, **variables: Any) -> str:
@@ -190,6 +201,8 @@ class Model:
         Raises:
             ValueError: the text has a lone surrogate, which UTF-8 cannot carry.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"text={text!r} is not a string")
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as error:

@@ -141,6 +141,8 @@ def _check_float(name: str, value: Any, high: float) -> float:
         number = float(value)
     except TypeError:
         raise TypeError(f"{name}={value!r} is not a number") from None
+    except OverflowError:  # an int that is larger than any float
+        number = math.inf
     if not math.isfinite(number) or not 0.0 <= number <= high:
         limit = "a finite number >= 0" if high == math.inf else f"a number from 0 to {high:g}"
         raise ValueError(f"{name}={number} is out of range; use {limit}")

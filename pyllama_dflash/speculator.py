@@ -231,6 +231,8 @@ class Speculator:
             ContextFullError: the prompt is longer than n_ctx; nothing was changed.
         """
         self._session.turn.check_open()
+        if on_progress is not None and not callable(on_progress):
+            raise TypeError(f"on_progress={on_progress!r} is not callable")
         tokens = prompt_ids(self.target, prompt)
         self._session.check_fits(tokens)
         return self._session.alone(lambda hold: self._session.prefill(hold, tokens, on_progress))

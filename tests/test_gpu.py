@@ -1,0 +1,78 @@
+"""What holds on the CPU holds on a CUDA device: the same tokens, and each row of a batch with its own argmax."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from laws import first_difference
+
+import pyllama_dflash as pd
+
+PROMPTS = (
+    "Write a Python function that returns the nth Fibonacci number.",
+    "Why is the sky blue?",
+    "Write a JSON array of five fruits with their colour and price.",
+)
+# The GPU's sums run in another order and with other roundings than the CPU's, through thirty layers.
+DEVICE_TIE = 0.5
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.model,
+    pytest.mark.skipif(not any(device.is_gpu for device in pd.devices()), reason="no GPU"),
+]
+
+
+def reply(demo: tuple[Path, Path], prompt: str, layers: int, **options: bool) -> pd.Result:
+    sizes = {"n_gpu_layers": layers, "n_gpu_layers_draft": layers}
+    with pd.Speculator(*demo, n_ctx=1024, **sizes) as spec:
+        return spec.run(messages=prompt, max_tokens=96, **options)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_speculation_on_the_gpu_gives_its_plain_tokens_or_a_near_tie(demo: tuple[Path, Path], prompt: str) -> None:
+    ours, plain = (reply(demo, prompt, -1, speculate=speculate) for speculate in (True, False))
+    at = first_difference(ours.tokens, plain.tokens)
+    if at is not None:
+        assert gap(demo, prompt, plain.tokens[:at], ours.tokens[at]) < DEVICE_TIE
+    assert ours.stats.mean_len > 1.5
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_gpu_gives_the_tokens_of_the_cpu_or_a_near_tie(demo: tuple[Path, Path], prompt: str) -> None:
+    gpu, cpu = (reply(demo, prompt, layers) for layers in (-1, 0))
+    at = first_difference(gpu.tokens, cpu.tokens)
+    if at is not None:
+        assert gap(demo, prompt, cpu.tokens[:at], gpu.tokens[at]) < DEVICE_TIE
+
+
+def gap(demo: tuple[Path, Path], prompt: str, said: tuple[int, ...], rival: int) -> float:
+    """How far a token's logit is below the best one, on the CPU."""
+    with pd.Model(demo[0], n_gpu_layers=0) as model, pd.Speculator(model, n_ctx=1024, backend_argmax=False) as spec:
+        text = model.apply_chat_template(prompt)
+        spec.prefill([*model.tokenize(text, add_special=False), *said])
+        spec.verify([])
+        row = spec.logits()[0]
+        return float(row.max() - row[rival])
+
+
+def test_every_row_of_a_batch_carries_its_own_argmax(demo: tuple[Path, Path]) -> None:
+    chosen = {}
+    for on in (True, False):
+        with pd.Speculator(demo[0], n_ctx=512, n_max=15, backend_argmax=on) as spec:
+            tokens = spec.target.tokenize(
+                "The quick brown fox jumps over the lazy dog and runs far away from it into the dark green woods."
+            )
+            for width in (1, 2, 5, 8, 16):
+                spec.reset()
+                spec.prefill(tokens[:2])
+                rows = spec.verify(tokens[2 : 1 + width]).chosen
+                chosen[on, width] = rows
+                if not on:
+                    assert tuple(np.argmax(spec.logits(), axis=1)) == rows
+    for width in (1, 2, 5, 8, 16):
+        assert chosen[True, width] == chosen[False, width]
+        assert len(chosen[True, width]) == width
+    assert len(set(chosen[True, 16])) > 4
