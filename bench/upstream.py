@@ -32,8 +32,11 @@ OPTIONS = {
 
 
 def build(options: dict[str, str] | None = None) -> Path:
-    """Build the program if it isn't there: the library's patches and compiler, so that only the loop differs."""
-    if PROGRAM.exists():
+    """Build the program with the library's patches and compiler, so that only the loop differs; no work if it is built.
+
+    A program that was brought along without its source is taken as it is.
+    """
+    if PROGRAM.exists() and not TREE.exists():
         return PROGRAM
     sys.path.insert(0, str(ROOT / "vendor"))
     import pinned

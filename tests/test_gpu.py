@@ -15,8 +15,9 @@ PROMPTS = (
     "Why is the sky blue?",
     "Write a JSON array of five fruits with their colour and price.",
 )
-# The GPU's sums run in another order and with other roundings than the CPU's, through thirty layers.
-DEVICE_TIE = 0.5
+# The two devices sum in another order and round otherwise, through thirty layers; logits spread over some 4.5.
+DEVICE_TIE = 1.0
+WIDTH_TIE = 0.5  # of one device, between batches of one and of several rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +37,7 @@ def test_speculation_on_the_gpu_gives_its_plain_tokens_or_a_near_tie(demo: tuple
     ours, plain = (reply(demo, prompt, -1, speculate=speculate) for speculate in (True, False))
     at = first_difference(ours.tokens, plain.tokens)
     if at is not None:
-        assert gap(demo, prompt, plain.tokens[:at], ours.tokens[at]) < DEVICE_TIE
+        assert gap(demo, prompt, plain.tokens[:at], ours.tokens[at], -1) < WIDTH_TIE
     assert ours.stats.mean_len > 1.5
 
 
@@ -45,12 +46,15 @@ def test_gpu_gives_the_tokens_of_the_cpu_or_a_near_tie(demo: tuple[Path, Path], 
     gpu, cpu = (reply(demo, prompt, layers) for layers in (-1, 0))
     at = first_difference(gpu.tokens, cpu.tokens)
     if at is not None:
-        assert gap(demo, prompt, cpu.tokens[:at], gpu.tokens[at]) < DEVICE_TIE
+        assert gap(demo, prompt, cpu.tokens[:at], gpu.tokens[at], 0) < DEVICE_TIE
 
 
-def gap(demo: tuple[Path, Path], prompt: str, said: tuple[int, ...], rival: int) -> float:
-    """How far a token's logit is below the best one, on the CPU."""
-    with pd.Model(demo[0], n_gpu_layers=0) as model, pd.Speculator(model, n_ctx=1024, backend_argmax=False) as spec:
+def gap(demo: tuple[Path, Path], prompt: str, said: tuple[int, ...], rival: int, layers: int) -> float:
+    """How far a token's logit is below the best one, with that many layers on the GPU."""
+    with (
+        pd.Model(demo[0], n_gpu_layers=layers) as model,
+        pd.Speculator(model, n_ctx=1024, backend_argmax=False) as spec,
+    ):
         text = model.apply_chat_template(prompt)
         spec.prefill([*model.tokenize(text, add_special=False), *said])
         spec.verify([])

@@ -110,17 +110,21 @@ const char * pld_build_info(const char * name) {
         {"version", PLD_VERSION}, {"upstream_commit", PLD_UPSTREAM_COMMIT}, {"patches", PLD_PATCHES}, {"options", PLD_BUILD_OPTIONS},
     };
     if (name && std::strcmp(name, "system_info") == 0) {
+        pld::log::install();
         return llama_print_system_info();
     }
     const auto it = name ? facts.find(name) : facts.end();
     return it == facts.end() ? nullptr : it->second;
 }
 
+// Whatever looks for devices first makes the backends report what they find, so the log must be routed before.
 int32_t pld_supports_gpu(void) {
+    pld::log::install();
     return llama_supports_gpu_offload();
 }
 
 int32_t pld_n_devices(void) {
+    pld::log::install();
     return static_cast<int32_t>(ggml_backend_dev_count());
 }
 
