@@ -8,8 +8,8 @@ import struct
 from pathlib import Path
 from typing import Any, Callable
 
-import ggufile
 import gguf
+import ggufile
 from ggufile import ARRAY, BOOL, F32, F64, I32, I64, STRING, U8, U32, U64, Key, Parts
 
 NAN, INF = float("nan"), float("inf")
@@ -38,12 +38,26 @@ OFFSETS = [1, 31, 32, 2**31, 2**40, 2**63 - 32, 2**63, 2**64 - 32]
 BITS = [b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\0\0\x80\xff", b"\xff\xff\xff\xff", b"\xff\xff\x7f\x7f", b"\1\0\0\0"]
 
 
-def damage(whole: Path, number: int) -> bytes:
-    """The file with damage of that number, always the same."""
+def damage(whole: Path, number: int, laid_out: bool = False) -> bytes:
+    """The file with damage of that number, always the same. laid_out: only such as leave each tensor its room."""
     rng = random.Random(number)
     raw, parts = whole.read_bytes(), ggufile.read(whole)
-    kinds = (_key, _key, _key, _vocabulary, _tensor, _tensor, _retyped, _number, _weights, _counts, _bytes, _bytes, _cut)
-    return rng.choice(kinds)(rng, raw, parts)
+    kinds = (
+        _key,
+        _key,
+        _key,
+        _vocabulary,
+        _tensor,
+        _tensor,
+        _retyped,
+        _number,
+        _weights,
+        _counts,
+        _bytes,
+        _bytes,
+        _cut,
+    )
+    return rng.choice((_retyped, _number) if laid_out else kinds)(rng, raw, parts)
 
 
 def value_damage(whole: Path, name: bytes, number: int) -> bytes:
@@ -107,13 +121,17 @@ def _tensor(rng: random.Random, raw: bytes, parts: Parts) -> bytes:
     elif roll == 4:
         tensor.offset = rng.choice([*OFFSETS, other.offset, tensor.offset + 32, len(parts.data)])
     elif roll == 5:
-        tensor.name = rng.choice([b"", b"x", other.name, b"y" * 64, b"y" * 70000, b"a\0b", b"\xff" * 8, tensor.name + b"2"])
+        tensor.name = rng.choice(
+            [b"", b"x", other.name, b"y" * 64, b"y" * 70000, b"a\0b", b"\xff" * 8, tensor.name + b"2"]
+        )
     elif roll == 6:
         parts.tensors.remove(tensor)
     elif roll == 7:
         tensor.name, other.name = other.name, tensor.name
     elif roll == 8:
-        tensor.dims = rng.choice([tensor.dims[::-1], [*tensor.dims, 1], [*tensor.dims, 2], [1, 1, 1, 1, 1], [], tensor.dims[:1]])
+        tensor.dims = rng.choice(
+            [tensor.dims[::-1], [*tensor.dims, 1], [*tensor.dims, 2], [1, 1, 1, 1, 1], [], tensor.dims[:1]]
+        )
     else:
         tensor.n_dims = rng.choice([0, 1, 3, 4, 5, 2**31, 2**32 - 1])
     return bytes(parts)
@@ -133,8 +151,13 @@ def _retyped(rng: random.Random, raw: bytes, parts: Parts) -> bytes:
 
 def _number(rng: random.Random, raw: bytes, parts: Parts) -> bytes:
     """A number changed wherever it stands, in a key and in the shapes that follow from it."""
-    key = rng.choice([k for k in parts.keys if isinstance(k.value, int) and k.value > 1 and not k.name.startswith(b"tok")])
-    old, key.value = key.value, rng.choice([0, 1, 2, 3, 5, 7, 16, 31, 33, 64, 100, 320, 1024, key.value // 2, key.value * 2])
+    key = rng.choice(
+        [k for k in parts.keys if isinstance(k.value, int) and k.value > 1 and not k.name.startswith(b"tok")]
+    )
+    old, key.value = (
+        key.value,
+        rng.choice([0, 1, 2, 3, 5, 7, 16, 31, 33, 64, 100, 320, 1024, key.value // 2, key.value * 2]),
+    )
     for tensor in parts.tensors:
         if rng.random() < 0.97:
             tensor.dims = [key.value if dim == old else 2 * key.value if dim == 2 * old else dim for dim in tensor.dims]
@@ -159,14 +182,23 @@ def _weights(rng: random.Random, raw: bytes, parts: Parts) -> bytes:
 def _counts(rng: random.Random, raw: bytes, parts: Parts) -> bytes:
     number = rng.choice([0, 1, len(parts.keys) + 1, len(parts.keys) - 1, 2**31, 2**32, 2**63, 2**64 - 1])
     which = rng.choice(["n_keys", "n_tensors", "version", "magic"])
-    setattr(parts, which, rng.choice([b"", b"GGML", b"FUGG"]) if which == "magic" else number % 2 ** (32 if which == "version" else 64))
+    setattr(
+        parts,
+        which,
+        rng.choice([b"", b"GGML", b"FUGG"]) if which == "magic" else number % 2 ** (32 if which == "version" else 64),
+    )
     return bytes(parts)
 
 
 def _bytes(rng: random.Random, raw: bytes, parts: Parts) -> bytes:
     data = bytearray(raw)
     # The list of tokens is most of the header: leave room for the rest.
-    places = [rng.randrange(24), rng.randrange(900), rng.randrange(parts.n_header), parts.n_header - 1 - rng.randrange(3000)]
+    places = [
+        rng.randrange(24),
+        rng.randrange(900),
+        rng.randrange(parts.n_header),
+        parts.n_header - 1 - rng.randrange(3000),
+    ]
     for _ in range(rng.choice([1, 1, 2, 8])):
         at = rng.choice(places) + rng.randrange(8)
         data[at] = rng.choice([0, 1, 255, 128, data[at] ^ (1 << rng.randrange(8)), rng.randrange(256)])
@@ -177,7 +209,9 @@ def _bytes(rng: random.Random, raw: bytes, parts: Parts) -> bytes:
 
 
 def _cut(rng: random.Random, raw: bytes, parts: Parts) -> bytes:
-    end = rng.choice([rng.randrange(200), rng.randrange(parts.n_header), rng.randrange(parts.n_header, len(raw)), len(raw) - 1])
+    end = rng.choice(
+        [rng.randrange(200), rng.randrange(parts.n_header), rng.randrange(parts.n_header, len(raw)), len(raw) - 1]
+    )
     return raw[:end] + rng.choice([b"", b"", b"\0" * 100])
 
 

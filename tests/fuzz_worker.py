@@ -1,7 +1,8 @@
 """Open damaged files and say what came of it; run in a process of its own.
 
-Each line of input is JSON: a name, the whole file, and the number of its damage, or the name of a key and the number of
-its value. Each line of output is the name of what comes next, or a name with the outcome.
+Each line of input is JSON: a name, a pair of files, which of them is damaged, and how: the number of the damage, a key
+and the number of its value, or the path of a file to take instead. Each line of output is the name of what comes next,
+or a name with the outcome.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def main() -> None:
             whole = Path(job["target"] if job["damaged"] == "target" else job["draft"])
             if "key" in job:
                 path.write_bytes(damage.value_damage(whole, job["key"].encode(), job["number"]))
-            else:
-                path.write_bytes(damage.damage(whole, job["number"]))
-            pair = {"target": Path(job["target"]), "draft": Path(job["draft"]), job["damaged"]: path}
+            elif "number" in job:
+                path.write_bytes(damage.damage(whole, job["number"], job.get("laid_out", False)))
+            damaged = Path(job.get("path", path))
+            pair = {"target": Path(job["target"]), "draft": Path(job["draft"]), job["damaged"]: damaged}
             outcome = attempt(pair["target"], pair["draft"])
             print(json.dumps([job["name"], outcome]), flush=True)
 

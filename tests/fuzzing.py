@@ -28,7 +28,9 @@ def outcomes(jobs: Sequence[dict[str, Any]], timeout: float = 60.0) -> Iterator[
             threading.Thread(target=_follow, args=(process, lines), daemon=True),
         ]
         stderr: list[str] = []
-        threads.append(threading.Thread(target=lambda p=process: stderr.append(p.stderr.read()), daemon=True))
+        threads.append(
+            threading.Thread(target=lambda p=process, said=stderr: said.append(p.stderr.read()), daemon=True)
+        )
         for thread in threads:
             thread.start()
         fault = None
@@ -50,6 +52,7 @@ def outcomes(jobs: Sequence[dict[str, Any]], timeout: float = 60.0) -> Iterator[
         for thread in threads:
             thread.join()
         for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None
             with contextlib.suppress(BrokenPipeError):  # what it did not read
                 pipe.close()
         if fault is not None:

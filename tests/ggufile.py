@@ -13,6 +13,8 @@ import gguf
 # value types of the format
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 _FORMATS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "B", U64: "Q", I64: "q", F64: "d"}
+# values in a block and its bytes; what gguf says of Q8_1 is not what ggml reads
+_SIZES = {**gguf.GGML_QUANT_SIZES, gguf.GGMLQuantizationType.Q8_1: (32, 36)}
 
 
 @dataclass
@@ -66,7 +68,7 @@ class Parts:
         offset, old = 0, self.data
         pieces = []
         for tensor in self.tensors:
-            per_block, size = gguf.GGML_QUANT_SIZES.get(gguf.GGMLQuantizationType(tensor.kind), (1, 4))
+            per_block, size = _SIZES.get(gguf.GGMLQuantizationType(tensor.kind), (1, 4))
             n_bytes = math.prod(tensor.dims) // per_block * size
             if not 0 <= n_bytes <= 1 << 27:
                 break

@@ -1,8 +1,9 @@
 """Write tiny pairs of target and draft that share a rule, so that drafts are right often and not always.
 
-Each token v has a direction e_v; all of them share a direction c. The target's head answers e_v with the token NEXT[v],
-and its random layers overrule that rule now and then. A draft moves e_v from each slot of its block to the slot after it,
-one step a layer, and a DFlash2 draft's selector knows the rule as well. Everything else in both is random.
+Each token v has a direction e_v; all of them share a direction c. The target's head answers e_v with the token
+NEXT[v], and its random layers overrule that rule now and then. A draft moves e_v from each slot of its block to the
+slot after it, one step a layer, and a DFlash2 draft's selector knows the rule as well. Everything else in both is
+random.
 """
 
 from __future__ import annotations
@@ -40,7 +41,17 @@ N_VOCAB = len(TOKENS)
 BOS, EOS, MASK = (TOKENS.index(name) for name in CONTROL[:3])
 # Tokens that the target says, in the order of the rule; the bytes of some characters come as single tokens.
 SAID = [TOKENS.index(text) for text in ("th", "e", f"{SPACE}a", "n", f"{SPACE}o", "u", "t", ".", "an", "d", "in")]
-SAID += [0xC3, 0xA9, TOKENS.index(f"{SPACE}s"), 0xE2, 0x80, 0xA6, TOKENS.index(","), 0x0A, *(TOKENS.index(c) for c in "xyzqw")]
+SAID += [
+    0xC3,
+    0xA9,
+    TOKENS.index(f"{SPACE}s"),
+    0xE2,
+    0x80,
+    0xA6,
+    TOKENS.index(","),
+    0x0A,
+    *(TOKENS.index(c) for c in "xyzqw"),
+]
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -101,7 +112,7 @@ class Target:
 
     def file(self) -> File:
         rng = np.random.default_rng([self.seed, 1])
-        world = World(self.seed)
+        world = world_of(self.seed)
         out = File(self.arch, _common_keys(self.n_layer, self.n_ctx) | _tokenizer(self.eos), weights=self.weights)
         out.keys["rope.freq_base"] = 10000.0
         out.tensors["token_embd.weight"] = world.embeddings()
@@ -137,7 +148,7 @@ class Draft:
 
     def file(self) -> File:
         rng = np.random.default_rng([self.seed, 2, self.version])
-        world = World(self.seed)
+        world = world_of(self.seed)
         out = File("dflash", _common_keys(self.n_layer, 2048) | _tokenizer(EOS), weights=self.weights)
         out.keys |= {"rope.freq_base": 10.0, "block_size": self.block, "target_layers": list(self.layers)}
         out.keys["attention.causal"] = self.causal
@@ -176,7 +187,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng([seed, 0])
-        basis = _directions(seed)
+        basis = np.linalg.qr(rng.standard_normal((N_EMBD, N_EMBD)))[0].astype(np.float32)
         self.c = basis[0]
         self.e = rng.standard_normal((N_VOCAB, N_EMBD)).astype(np.float32) @ (basis[30:].T @ basis[30:])
         self.e /= np.linalg.norm(self.e, axis=1, keepdims=True)
@@ -224,10 +235,9 @@ class World:
 
 
 @functools.lru_cache
-def _directions(seed: int) -> Array:
-    """N_EMBD directions at right angles."""
-    out: Array = np.linalg.qr(np.random.default_rng([seed, 3]).standard_normal((N_EMBD, N_EMBD)))[0]
-    return out.astype(np.float32)
+def world_of(seed: int) -> World:
+    """The world of a seed, made once; nobody changes it."""
+    return World(seed)
 
 
 def _random(rng: np.random.Generator, n_out: int, n_in: int, scale: float = 1.0) -> Array:
@@ -238,7 +248,9 @@ def _random(rng: np.random.Generator, n_out: int, n_in: int, scale: float = 1.0)
 def _random_layer(rng: np.random.Generator, scale: float, c: Array) -> dict[str, Array]:
     """A layer whose contributions to the residual stream have about that size, where an embedding has size 1.4."""
     size = scale / np.sqrt(N_EMBD)
-    blind = np.eye(N_EMBD, dtype=np.float32) - np.outer(c, c)  # to what all tokens share: it would tip the scales for good
+    blind = np.eye(N_EMBD, dtype=np.float32) - np.outer(
+        c, c
+    )  # to what all tokens share: it would tip the scales for good
     return {
         "attn_norm.weight": np.ones(N_EMBD, np.float32),
         "attn_q.weight": _random(rng, N_HEAD * D_HEAD, N_EMBD, 2.0),
@@ -255,7 +267,7 @@ def _random_layer(rng: np.random.Generator, scale: float, c: Array) -> dict[str,
 
 
 def _shift_slots(layer: dict[str, Array], projection: tuple[Array, Array], c: Array) -> None:
-    """Let the first head read, at each slot, the slot one position before, and write what the projection makes of it."""
+    """Let the first head read, at each slot, the slot one position before, and write its projection."""
     down, up = projection
     angle = 10.0 ** (-np.arange(D_HEAD // 2) / (D_HEAD // 2))  # rotation from one position to the next, freq_base 10
     query = np.concatenate([np.ones(D_HEAD // 2), np.zeros(D_HEAD // 2)])

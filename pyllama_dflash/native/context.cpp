@@ -25,8 +25,8 @@ ThreadPool::~ThreadPool() {
 Context::Context(llama_model * model, const llama_context_params & params, const char * what) : batch_(nullptr) {
     const log::Opening opening;
     ctx_ = llama_init_from_model(model, params);
-    require(ctx_ != nullptr, PLD_E_LOAD, format("no context of %u tokens could be made for the %s", params.n_ctx, what) +
-                                             opening.reason());
+    require(ctx_ != nullptr, opening.out_of_memory() ? PLD_E_MEMORY : PLD_E_LOAD,
+            format("no context of %u tokens could be made for the %s", params.n_ctx, what) + opening.reason());
     if (memory() == nullptr) {
         llama_free(ctx_);
         throw Error(PLD_E_LOAD, format("the %s does not generate text: it has no memory of earlier tokens", what));

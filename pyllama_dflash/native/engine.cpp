@@ -31,8 +31,9 @@ pld_engine_params resolve(const Model & target, const Model * draft, pld_engine_
     }
     const auto trained = static_cast<int32_t>(llama_model_n_ctx_train(target.llama()));
     const auto widest  = draft ? draft->facts().block_size - 1 : p.n_max;
-    p.n_ctx            = p.n_ctx == 0 ? trained : p.n_ctx;
-    p.n_max            = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
+    require(p.n_max >= -1, PLD_E_ARGUMENT, format("n_max=%d is out of range, -1 or more", p.n_max));
+    p.n_ctx = p.n_ctx == 0 ? trained : p.n_ctx;
+    p.n_max = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
 
     constexpr int32_t MAX_CTX = 1 << 28, MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
     require(p.n_ctx >= 1 && p.n_ctx <= MAX_CTX, PLD_E_ARGUMENT, format("n_ctx=%d is out of range, 1 to %d", p.n_ctx, MAX_CTX));
@@ -47,6 +48,11 @@ pld_engine_params resolve(const Model & target, const Model * draft, pld_engine_
     require(p.n_max <= MAX_WIDTH, PLD_E_ARGUMENT, format("n_max=%d is out of range, 0 to %d", p.n_max, MAX_WIDTH));
     for (const auto type : {p.type_k, p.type_v, p.type_k_draft, p.type_v_draft}) {
         require(is_kv_type(type), PLD_E_ARGUMENT, format("%d is no K/V cache type", type));
+    }
+    for (const auto type : {p.type_v, p.type_v_draft}) {
+        require(p.flash_attn != 0 || !ggml_is_quantized(static_cast<ggml_type>(type)), PLD_E_ARGUMENT,
+                format("a V cache of type %s needs flash attention; turn it on or use f16",
+                       ggml_type_name(static_cast<ggml_type>(type))));
     }
     return p;
 }

@@ -33,6 +33,7 @@ thread_local Level       partial_level = INFO;
 
 thread_local int         opening = 0;
 thread_local std::string first_error;
+thread_local bool        alloc_failed = false;
 
 void on_log(ggml_log_level level, const char * text, void *) noexcept {
     try {
@@ -77,8 +78,9 @@ void write(Level level, const std::string & line) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) {
         return;
     }
-    if (opening > 0 && level == ERROR && first_error.empty()) {
-        first_error = line;
+    if (opening > 0 && level == ERROR) {
+        first_error  = first_error.empty() ? line : first_error;
+        alloc_failed = alloc_failed || line.find("allocate") != std::string::npos;
     }
     if (level < min_level) {
         return;
@@ -114,10 +116,15 @@ int64_t dropped() {
 Opening::Opening() {
     opening++;
     first_error.clear();
+    alloc_failed = false;
 }
 
 Opening::~Opening() {
     opening--;
+}
+
+bool Opening::out_of_memory() const {
+    return alloc_failed;
 }
 
 std::string Opening::reason() const {

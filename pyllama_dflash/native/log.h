@@ -31,6 +31,8 @@ public:
 
     // "; llama.cpp: <first error line>", or nothing.
     std::string reason() const;
+    // True if a line spoke of an allocation that failed: llama.cpp says so in its log only.
+    bool out_of_memory() const;
 };
 
 }  // namespace pld::log

@@ -19,7 +19,8 @@ Model::Model(const std::string & path, const pld_model_params & params) : header
 
     const log::Opening opening;
     llama_.reset(llama_model_load_from_file(path.c_str(), lparams));
-    require(llama_ != nullptr, PLD_E_LOAD, path + ": llama.cpp could not load it" + opening.reason());
+    require(llama_ != nullptr, opening.out_of_memory() ? PLD_E_MEMORY : PLD_E_LOAD,
+            path + ": llama.cpp could not load it" + opening.reason());
     require(!llama_model_has_encoder(llama_.get()) || facts_.kind != PLD_KIND_TARGET, PLD_E_LOAD,
             path + ": encoder-decoder models are not supported");
 }

@@ -13,6 +13,10 @@
 #include <map>
 #include <new>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 struct pld_model {
     std::shared_ptr<pld::Model> model;
 };
@@ -69,6 +73,13 @@ int64_t now_us() {
 
 template <size_t N> void copy(char (&dst)[N], const char * src) {
     std::snprintf(dst, N, "%s", src ? src : "");
+}
+
+// malloc keeps what was freed for the next allocation; who closes a model expects to see its memory again.
+void give_back_memory() {
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
 }
 
 bool is_gpu(ggml_backend_dev_t dev) {
@@ -172,6 +183,7 @@ int32_t pld_model_open(const char * path, const pld_model_params * params, pld_m
 
 void pld_model_free(pld_model * model) {
     delete model;
+    give_back_memory();
 }
 
 int32_t pld_model_get_info(const pld_model * model, pld_model_info * out) {
@@ -183,7 +195,10 @@ int32_t pld_model_get_info(const pld_model * model, pld_model_info * out) {
 }
 
 int32_t pld_model_n_meta(const pld_model * model) {
-    return model ? static_cast<int32_t>(model->model->header().n_meta()) : 0;
+    return guard([&] {
+        require_pointers(model);
+        return static_cast<int32_t>(model->model->header().n_meta());
+    });
 }
 
 int32_t pld_model_meta_key(const pld_model * model, int32_t index, char * buf, int32_t cap) {
@@ -259,6 +274,7 @@ int32_t pld_engine_open(pld_model * target, pld_model * draft, const pld_engine_
 
 void pld_engine_free(pld_engine * engine) {
     delete engine;
+    give_back_memory();
 }
 
 int32_t pld_engine_get_info(const pld_engine * engine, pld_engine_info * out) {

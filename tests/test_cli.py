@@ -1,0 +1,237 @@
+"""The command line as a shell sees it: what goes to stdout, what to stderr, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import N_VOCAB, Draft, Files
+
+import pyllama_dflash as pd
+
+Pair = tuple[Path, Path]
+SMALL = ("-c", "128", "-t", "1", "-n", "8", "--ignore-eos")
+COMMAND = [sys.executable, "-m", "pyllama_dflash"]
+
+
+def cli(*args: Any, text: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, args)],
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def fails(code: int, *args: Any, **options: Any) -> str:
+    """The one line on stderr of a command that must fail."""
+    done = cli(*args, **options)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("pyllama-dflash: error: ")
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def other(files: Files) -> Path:
+    """A draft that reads a layer which the target of `pair` does not have."""
+    return files.path(Draft(layers=(1, 7)))
+
+
+@pytest.mark.parametrize("command", ["", "run", "info", "version"])
+def test_help(command: str) -> None:
+    done = cli(*command.split(), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: pyllama-dflash" in done.stdout
+    assert "--help" in done.stdout
+    if command == "run":
+        for name in ("n_max", "margin", "flash_attn"):
+            assert pd.Params.__dataclass_fields__[name].metadata["help"][:20] in done.stdout
+
+
+def test_no_command() -> None:
+    done = cli()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "COMMAND" in done.stderr
+
+
+# info and version -----------------------------------------------------------------------------------------------------
+
+
+def test_info_of_a_target(pair: Pair) -> None:
+    done = cli("info", pair[0])
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    assert rows["file"].strip() == str(pair[0])
+    assert rows["kind"].strip().startswith("target")
+    assert str(N_VOCAB) in rows["vocabulary"]
+    assert "block" not in rows
+
+
+def test_info_of_a_draft_as_json(pair: Pair) -> None:
+    done = cli("info", pair[1], "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    facts = json.loads(done.stdout)
+    assert (facts["kind"], facts["block_size"], facts["target_layers"]) == ("dflash2", 8, [1, 0])
+    assert "pairs" not in facts
+
+
+def test_info_of_a_pair(pair: Pair, other: Path) -> None:
+    good = cli("info", pair[1], "--target", pair[0], "--json")
+    assert (good.returncode, json.loads(good.stdout)["pairs"]) == (0, True)
+    bad = cli("info", other, "--target", pair[0], "--json")
+    facts = json.loads(bad.stdout)
+    assert (bad.returncode, bad.stderr, facts["pairs"]) == (1, "", False)
+    assert "7" in facts["reason"]
+    assert f"pairs with target  no: {facts['reason']}" in cli("info", other, "--target", pair[0]).stdout
+
+
+def test_info_of_a_damaged_file(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(pair[0].read_bytes()[:5000])
+    assert str(path) in fails(1, "info", path)
+    assert str(path) in fails(1, "info", pair[1], "--target", path)
+    assert "gone.gguf" in fails(1, "info", tmp_path / "gone.gguf")
+
+
+def test_version() -> None:
+    done = cli("version", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    facts = json.loads(done.stdout)
+    assert {name: facts[name] for name in pd.build_info()} == pd.build_info()
+    assert [device["name"] for device in facts["devices"]] == [device.name for device in pd.devices()]
+    assert facts["version"] in cli("version").stdout
+
+
+# run ------------------------------------------------------------------------------------------------------------------
+
+
+def test_run_is_what_run_returns(pair: Pair) -> None:
+    done = cli("run", "-m", pair[0], "-md", pair[1], "-p", "the", "--raw", "--json", *SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    with pd.Speculator(*pair, n_ctx=128, n_threads=1) as spec:
+        wanted = spec.run("the", max_tokens=8, ignore_eos=True)
+    assert set(found) == {"text", "tokens", "finish_reason", "stats"}
+    assert (found["text"], tuple(found["tokens"]), found["finish_reason"]) == (wanted.text, wanted.tokens, "length")
+    assert set(found["stats"]) == set(wanted.stats.to_dict())
+    assert found["stats"]["histogram"] == list(wanted.stats.histogram)
+    done = cli("run", "-m", pair[0], "-md", pair[1], "-p", "the", "--raw", *SMALL)
+    assert (done.returncode, done.stdout) == (0, wanted.text + "\n")
+    speed, prompt = done.stderr.splitlines()
+    assert "8 tokens in " in speed
+    assert f"mean_len {wanted.stats.mean_len:.2f}, acceptance {wanted.stats.acceptance:.2f}" in speed
+    assert prompt.startswith("prompt: 2 tokens in ")
+
+
+def test_prompts_are_the_same_however_given(pair: Pair, tmp_path: Path) -> None:
+    prompt = "the owl …\n"
+    path = tmp_path / "prompt.txt"
+    path.write_text(prompt, encoding="utf-8")
+    run = ("run", "-m", pair[0], "--json", *SMALL)
+    given = [cli(*run, "-p", prompt), cli(*run, "-f", path), cli(*run, "-f", "-", text=prompt)]
+    assert [done.returncode for done in given] == [0, 0, 0]
+    assert len({tuple(json.loads(done.stdout)["tokens"]) for done in given}) == 1
+    with pd.Speculator(pair[0], n_ctx=128, n_threads=1) as spec:
+        wanted = spec.run(messages=prompt, max_tokens=8, ignore_eos=True).tokens
+    assert tuple(json.loads(given[0].stdout)["tokens"]) == wanted
+
+
+def test_prompt_that_is_no_text(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in fails(2, "run", "-m", pair[0], "-f", path)
+    assert "gone.txt" in fails(1, "run", "-m", pair[0], "-f", tmp_path / "gone.txt")
+    assert "no tokens" in fails(2, "run", "-m", pair[0], "--raw", "-f", "-", text="")
+
+
+def test_no_draft(pair: Pair) -> None:
+    run = ("run", "-m", pair[0], "-md", pair[1], "-p", "the", "--json", *SMALL)
+    plain = json.loads(cli(*run, "--no-draft", "--margin", "1").stdout)
+    assert plain["stats"]["draft_n"] == 0
+    assert plain["tokens"] == json.loads(cli("run", "-m", pair[0], "-p", "the", "--json", *SMALL).stdout)["tokens"]
+
+
+def test_failures(pair: Pair, other: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.gguf"
+    text.write_text("not a model")
+    assert "gone.gguf" in fails(1, "run", "-m", tmp_path / "gone.gguf", "-p", "a")
+    assert str(text) in fails(1, "run", "-m", pair[0], "-md", text, "-p", "a")
+    assert "7" in fails(1, "run", "-m", pair[0], "-md", other, "-p", "a")
+    assert "draft" in fails(1, "run", "-m", pair[1], "-p", "a")
+    assert "n_ctx=16" in fails(1, "run", "-m", pair[0], "-p", "the owl " * 50, "-c", "16")
+    assert "n_max=8" in fails(2, "run", "-m", pair[0], "-md", pair[1], "-p", "a", "--n-max", "8")
+
+
+def test_logs_on_request(pair: Pair) -> None:
+    run = ("run", "-m", pair[0], "-p", "the", "--json", *SMALL)
+    loud = cli(*run, "-vv")
+    assert loud.returncode == 0
+    assert "pyllama-dflash: INFO: " in loud.stderr
+    assert json.loads(loud.stdout)["tokens"] == json.loads(cli(*run).stdout)["tokens"]
+
+
+def test_warning_is_shown(pair: Pair) -> None:
+    if pd.supports_gpu():
+        pytest.skip("this build has a GPU backend")
+    done = cli("run", "-m", pair[0], "-p", "the", "-ngl", "3", *SMALL)
+    assert done.returncode == 0
+    assert "WARNING: n_gpu_layers=3 has no effect" in done.stderr
+
+
+# surroundings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coerced", [True, False])
+def test_locale_without_unicode(pair: Pair, coerced: bool) -> None:
+    """Text that the locale cannot show comes out as UTF-8 all the same."""
+    surroundings = {
+        name: os.environ[name] for name in os.environ if not name.startswith(("LC_", "PYTHONIO", "PYTHONUTF8"))
+    }
+    surroundings |= {"LANG": "C", "LC_ALL": "C"}
+    if not coerced:  # Python would else take UTF-8 for such a locale
+        surroundings |= {"PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    run = ("run", "-m", pair[0], "--raw", "-p", "the", *SMALL, "-n", "40")
+    there, here = cli(*run, env=surroundings), cli(*run)
+    assert (there.returncode, here.returncode) == (0, 0)
+    assert there.stdout == here.stdout
+    assert not here.stdout.isascii()
+
+
+def test_another_folder(pair: Pair, tmp_path: Path) -> None:
+    """Paths are the caller's, and a module of the caller's folder does not get in the way."""
+    for path, name in zip(pair, ("target.gguf", "dräft …\u2028.gguf")):
+        (tmp_path / name).symlink_to(path)
+    done = cli("run", "-m", "target.gguf", "-md", "dräft …\u2028.gguf", "-p", "the", "--json", *SMALL, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    info = json.loads(cli("info", "./dräft …\u2028.gguf", "--json", cwd=tmp_path).stdout)
+    assert info["file"] == "./dräft …\u2028.gguf"
+
+
+@pytest.mark.parametrize("args", [("--json",), ()], ids=["json", "text"])
+def test_reader_that_leaves(pair: Pair, args: tuple[str, ...]) -> None:
+    """As with `| head -c 0`: no complaint, the exit code that a shell gives for SIGPIPE."""
+    command = [*COMMAND, "run", "-m", str(pair[0]), "-p", "the", *SMALL, *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == 141
+
+
+def test_installed_command() -> None:
+    """The script that pip installs is the same program."""
+    script = Path(sys.executable).with_name("pyllama-dflash")
+    if not script.exists():
+        pytest.skip("the package is not installed in this environment")
+    done = subprocess.run([script, "version", "--json"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["version"] == pd.__version__
