@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import pyllama_dflash as pd
 
 # A row of logits comes out a little different in a batch of another width, unless the build's kernels are
 # batch-invariant. Two tokens whose logits are closer than this are a near tie: either may be chosen. With float weights
-# the difference is that of summing in another order. A quantised model rounds its activations to 8 bits on the way: there
-# the rows are the same, bit by bit, or the smallest change comes back as one of this size.
+# the difference is that of summing in another order. A quantised model rounds its activations to 8 bits on the way:
+# there the rows are the same, bit by bit, or the smallest change comes back as one of nearly this size.
 NEAR_TIE = 0.05
 NEAR_TIE_QUANTISED = 1.0
 
@@ -24,21 +23,24 @@ TINY: dict[str, Any] = {"n_ctx": 512, "n_threads": 1}
 
 
 class Models:
-    """Tiny models, each way of opening them once, for all tests to share."""
+    """Tiny models, those used last kept open for the tests to share."""
+
+    MOST = 16
 
     def __init__(self, files: Files) -> None:
         self.files = files
-        self._stack = ExitStack()
         self._open: dict[Any, pd.Speculator] = {}
         self._invariant: dict[Path, bool] = {}
 
     def get(self, target: Target, draft: Draft | None = None, **options: Any) -> pd.Speculator:
         """A Speculator with nothing cached."""
         key = (target, draft, *sorted(options.items()))
-        if key not in self._open:
-            self._open[key] = self._stack.enter_context(self.fresh(target, draft, **options))
-        self._open[key].reset()
-        return self._open[key]
+        spec = self._open.pop(key, None) or self.fresh(target, draft, **options)
+        self._open[key] = spec
+        if len(self._open) > self.MOST:
+            self._open.pop(next(iter(self._open))).close()
+        spec.reset()
+        return spec
 
     def fresh(self, target: Target, draft: Draft | None = None, **options: Any) -> pd.Speculator:
         """A Speculator of one's own, to close."""
@@ -70,7 +72,8 @@ class Models:
         assert_near_tie(self.files.path(target), prompt, reference[:at], (ours[at], reference[at]), **TINY)
 
     def close(self) -> None:
-        self._stack.close()
+        for spec in self._open.values():
+            spec.close()
 
 
 def checked_run(spec: pd.Speculator, prompt: Any = None, **options: Any) -> pd.Result:
@@ -172,7 +175,7 @@ def width_spread(path: Path, prompt: str, width: int, **options: Any) -> list[fl
 
 
 def prefill_spread(path: Path, prompt: str, steps: Sequence[int], **options: Any) -> list[float]:
-    """Greatest difference of any logit after a prompt from that of the first way, by the size of the prefill's steps."""
+    """Greatest difference of any logit after a prompt from that of the first size, by the size of a prefill step."""
     rows = []
     for n_ubatch in steps:
         with pd.Speculator(path, backend_argmax=False, **{**options, "n_ubatch": n_ubatch}) as spec:

@@ -138,9 +138,9 @@ def test_a_second_turn_reuses_the_first_and_drafts_as_well(
 def test_a_q8_0_cache_of_the_draft_costs_little_acceptance(
     demo: tuple[Path, Path], spec: pd.Speculator, assert_same: Same, sides: tuple[str, ...]
 ) -> None:
-    types = {f"type_{side}_draft": "q8_0" for side in sides}
+    types: dict[str, Any] = {f"type_{side}_draft": "q8_0" for side in sides}
     accepted = [0, 0]
-    with pd.Speculator(*demo, **OPTIONS, **types) as small:
+    with pd.Speculator(*demo, **{**OPTIONS, **types}) as small:
         for index in (0, 14):
             results = [checked_run(each, messages=PROMPTS[index][1], max_tokens=48) for each in (spec, small)]
             assert_same(PROMPTS[index][1], results[1], results[0])

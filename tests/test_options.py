@@ -67,8 +67,9 @@ def test_defaults_are_frozen() -> None:
 
 @pytest.mark.parametrize("name", ["n_batch", "seed", "ngram", "verbose", "draft_n_max", "split_mode", "n_parallel"])
 def test_an_unknown_option_of_the_object_is_refused(pair: tuple[Path, Path], name: str) -> None:
+    options: dict[str, Any] = {name: 1}
     with pytest.raises(TypeError, match=name):
-        pd.Speculator(*pair, **{name: 1})
+        pd.Speculator(*pair, **options)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,10 @@ def test_an_unknown_option_of_the_object_is_refused(pair: tuple[Path, Path], nam
 )
 def test_an_unknown_option_of_a_call_is_refused(models: Models, name: str) -> None:
     spec = models.get(TARGET, Draft())
+    options: dict[str, Any] = {name: 1}
     for call in (spec.run, spec.stream):
         with pytest.raises(TypeError, match=name):
-            call(PROMPT, **{name: 1})
+            call(PROMPT, **options)
 
 
 @pytest.mark.parametrize("name", ["save", "load", "save_state", "load_state", "shift", "n_seq", "embed"])
@@ -90,7 +92,7 @@ def test_what_is_not_offered_does_not_exist(name: str) -> None:
 
 def test_positional_options_are_refused(pair: tuple[Path, Path]) -> None:
     with pytest.raises(TypeError):
-        pd.Speculator(*pair, 512)  # type: ignore[misc]
+        pd.Speculator(*pair, 512)  # type: ignore[call-arg]
 
 
 # ranges ---------------------------------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ def test_a_higher_bar_drafts_no_more(models: Models, draft: Draft, name: str, va
         whole = spec.draft()
         lengths = []
         for value in values:
-            cut = spec.draft(**{name: value})
+            cut = spec.draft(margin=value) if name == "margin" else spec.draft(p_min=value)
             assert cut.tokens == whole.tokens[: len(cut.tokens)]
             assert len(cut.tokens) == bar(whole, name, value)
             lengths.append(len(cut.tokens))
@@ -329,7 +331,7 @@ def test_steps_without_a_draft_are_plain_decoding(models: Models) -> None:
 @pytest.mark.parametrize("like", [Draft(), Draft(version=1)], ids=["DFlash2", "DFlash"])
 @pytest.mark.parametrize("sides", [("k",), ("v",), ("k", "v")], ids="".join)
 def test_a_q8_0_cache_of_the_draft_costs_little_acceptance(models: Models, like: Draft, sides: tuple[str, ...]) -> None:
-    types = {f"type_{side}_draft": "q8_0" for side in sides}
+    types: dict[str, Any] = {f"type_{side}_draft": "q8_0" for side in sides}
     prompts = [PROMPT, "in the end", [*SAID[3:9], *range(60, 90)]]
     accepted = {"f16": 0, "q8_0": 0}
     for prompt in prompts:
@@ -345,7 +347,7 @@ def test_a_q8_0_cache_of_the_draft_costs_little_acceptance(models: Models, like:
 def test_a_q8_0_cache_of_the_target_speaks_its_own_text_with_or_without_a_draft(
     models: Models, sides: tuple[str, ...]
 ) -> None:
-    types = {f"type_{side}": "q8_0" for side in sides}
+    types: dict[str, Any] = {f"type_{side}": "q8_0" for side in sides}
     reference = checked_run(models.get(TARGET, **types), PROMPT, max_tokens=48)
     result = checked_run(models.get(TARGET, Draft(), **types), PROMPT, max_tokens=48)
     assert result.tokens == reference.tokens

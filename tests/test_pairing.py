@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from laws import TINY, Models, checked_run
-from tiny import N_EMBD, SAID, TOKENS, Draft, File, Files, Target
+from laws import TINY, checked_run
+from tiny import TOKENS, Draft, File, Files, Target
 
 import pyllama_dflash as pd
 
@@ -253,111 +252,3 @@ def test_a_file_that_is_no_model(files: Files, tmp_path: Path, role: str, fault:
         with pytest.raises(pd.ModelLoadError, match=message) as caught:
             opening()
         assert str(path) in str(caught.value)
-
-
-# what a file says is what is run --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "like",
-    [
-        Draft(),
-        Draft(version=1),
-        Draft(own=True),
-        Draft(window=24),
-        Draft(reduced=True),
-        Draft(causal=True),
-        Draft(version=1, block=16, layers=(0, 1)),
-    ],
-    ids=repr,
-)
-def test_info_is_what_the_file_says(files: Files, like: Draft) -> None:
-    model = pd.Model.header(files.path(like))
-    info, file = model.info, like.file()
-    assert info.kind == ("dflash2" if like.version == 2 else "dflash")
-    assert (info.block_size, info.target_layers, info.mask_token) == (like.block, like.layers, tiny.MASK)
-    assert (info.n_embd, info.n_layer, info.n_vocab) == (N_EMBD, like.n_layer, len(TOKENS))
-    assert (info.causal, info.n_swa) == (like.causal, like.window)
-    assert info.own_head == info.own_embd == (like.own or like.reduced)
-    assert (info.selector_rank, info.selector_top_k) == ((32, 16) if like.version == 2 else (0, 0))
-    assert info.n_vocab_draft == (len(file.tensors["d2t"]) if like.reduced else len(TOKENS))
-    pattern = model.meta("dflash.attention.sliding_window_pattern")
-    assert pattern == ("[false, true, false]" if like.window else None)
-    assert info.n_params == sum(tensor.size for tensor in file.tensors.values())
-
-
-def test_a_sliding_window_is_applied(models: Models) -> None:
-    """Past the window the drafts differ from those of the same weights without one, inside it they do not."""
-    target, prompt = Target(weights="Q8_0"), [*range(60, 100), SAID[0]]
-    dense, windowed = (models.get(target, Draft(version=1, window=window)) for window in (0, 16))
-    scores = {}
-    for n in (9, len(prompt)):
-        for name, spec in (("dense", dense), ("windowed", windowed)):
-            spec.reset()
-            spec.prefill(prompt[-n:])
-            scores[name] = spec.draft(n_max=1).scores
-        same = np.array_equal(scores["dense"], scores["windowed"])
-        assert same == (n == 9)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_reduced_head_drafts_ids_of_the_target(models: Models, version: int) -> None:
-    target, like = Target(weights="Q8_0"), Draft(version=version, reduced=True)
-    kept = set(like.file().tensors["d2t"].tolist())
-    spec = models.get(target, like)
-    spec.prefill("the quick")
-    seen: set[int] = set()
-    for _ in range(10):
-        draft = spec.draft()
-        assert set(draft.candidates.ravel().tolist()) <= kept
-        seen |= set(draft.tokens)
-        spec.verify(draft)
-    assert max(seen) > len(kept)  # ids of the reduced vocabulary would all be lower
-    result = checked_run(spec, "the quick", max_tokens=64)
-    whole = checked_run(models.get(target, Draft(version=version, own=True)), "the quick", max_tokens=64)
-    assert result.stats.draft_n_accepted >= 0.8 * whole.stats.draft_n_accepted > 0
-
-
-# numbers that are none ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")], ids=str)
-def test_a_draft_that_is_not_a_number_is_cut_with_one_warning(
-    files: Files, models: Models, caplog: pytest.LogCaptureFixture, version: int, poison: float
-) -> None:
-    target, like = Target(weights="Q8_0"), Draft(version=version, poison=poison)
-    reference = models.plain(target, "the quick", max_tokens=30)
-    with caplog.at_level(logging.WARNING), models.fresh(target, like) as spec:
-        for _ in range(2):
-            result = checked_run(spec, "the quick", max_tokens=30)
-            assert result.tokens == reference.tokens
-            assert result.stats.draft_n == 0
-    warnings = [record for record in caplog.records if "not a number" in record.message]
-    assert [(record.levelname, record.name) for record in warnings] == [("WARNING", "pyllama_dflash")]
-
-
-# ties -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weights", ["F32", "Q8_0"])
-def test_of_equal_logits_the_lowest_id_wins_in_each_row(models: Models, weights: str) -> None:
-    target = Target(twins=True, weights=weights)
-    twin = dict(zip(SAID[1::2], SAID[0::2]))
-    twin |= {b: a for a, b in twin.items()}
-    host, device = (models.get(target, n_max=15, backend_argmax=on_device) for on_device in (False, True))
-    ties = 0
-    for start in range(4):
-        block = [SAID[(5 * i + start) % len(SAID)] for i in range(15)]
-        for spec in (host, device):
-            spec.reset()
-            spec.prefill("in the")
-        verdicts = [spec.verify(block) for spec in (host, device)]
-        logits = host.logits()
-        assert list(verdicts[0].chosen) == list(verdicts[1].chosen) == logits.argmax(axis=1).tolist()
-        assert len(set(verdicts[1].chosen)) > 3  # each row its own
-        for row, token in zip(logits, verdicts[1].chosen):
-            if token in twin and row[token] == row[twin[token]]:
-                ties += 1
-                assert token < twin[token]
-    assert ties > 20
