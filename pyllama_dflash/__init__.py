@@ -5,7 +5,7 @@ Example::
     from pyllama_dflash import Speculator
 
     with Speculator("target.gguf", "draft.gguf") as spec:
-        print(spec.run("Write a quicksort."))
+        print(spec.run(messages="Write a quicksort."))
 """
 
 from .build import Device, build_info, devices, supports_gpu

@@ -10,6 +10,7 @@ from typing import Callable
 
 from . import _cli_common as common
 from . import _cli_info, _cli_run
+from .build import build_info
 from .errors import DFlashError
 
 Command = Callable[[argparse.Namespace], int]
@@ -23,6 +24,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_cli_run.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"{common.PROGRAM} {build_info().get('version')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str, command: Command, examples: str = "") -> argparse.ArgumentParser:
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     common.prepare_output()
     args = _parser().parse_args(argv)
     try:
+        if sys.stdout is None:
+            raise OSError("stdout is closed; send it to a file or to /dev/null")
         code: int = args.command(args)
         sys.stdout.flush()
         return code

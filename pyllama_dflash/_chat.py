@@ -17,11 +17,10 @@ Messages = Union[str, Sequence[Mapping[str, Any]]]
 def render(
     template: str,
     messages: Messages,
+    variables: Mapping[str, Any],
     *,
     bos: str = "",
     eos: str = "",
-    add_generation_prompt: bool = True,
-    **variables: Any,
 ) -> str:
     """Render messages into the text that the model was trained on.
 
@@ -30,17 +29,19 @@ def render(
         messages: mappings with "role" and "content", or a string as the one message of the user.
         bos: text of the beginning-of-sequence token.
         eos: text of the end-of-sequence token.
-        add_generation_prompt: end with the start of the assistant's turn.
-        **variables: further variables of the template, e.g. enable_thinking or tools.
+        variables: further variables of the template, e.g. enable_thinking or tools; add_generation_prompt=False leaves
+            the start of the assistant's turn out.
 
     Raises:
         ValueError: the messages are malformed, or the template is faulty or refuses them.
     """
     turns = _checked(messages)
+    own = {"messages": turns, "bos_token": bos, "eos_token": eos}
+    for name in variables:
+        if name in own:
+            raise ValueError(f"{name} is set by the messages and the model; leave it out of the template's variables")
     try:
-        return _compiled(template).render(
-            messages=turns, bos_token=bos, eos_token=eos, add_generation_prompt=add_generation_prompt, **variables
-        )
+        return _compiled(template).render({"add_generation_prompt": True, **own, **variables})
     except Exception as error:  # a template runs code of the file: it may fail in any way
         raise ValueError(f"the chat template failed: {error}") from error
 
@@ -73,9 +74,16 @@ def _compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
-def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own filter escapes <, > and &, which are ordinary text to a model.
-    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **options})
+def _tojson(
+    value: Any,
+    indent: int | None = None,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes <, > and &, which are ordinary text to a model. json.dumps has options that call what
+    # they are given; a template must not reach those.
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import sys
 from typing import Any
 
 PROGRAM = "pyllama-dflash"
+
+
+def utf8(argument: str) -> str:
+    """Read an argument as UTF-8, whatever the locale: where that is ASCII, Python hands its bytes on as surrogates."""
+    return os.fsencode(argument).decode("utf-8", "surrogateescape")
 
 
 def prepare_output() -> None:
@@ -37,8 +43,9 @@ def show_logs(verbosity: int) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Write a line to stderr, if there is one: print() would write to stdout for None."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:

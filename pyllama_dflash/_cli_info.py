@@ -107,7 +107,9 @@ def version(args: argparse.Namespace) -> int:
         return 0
     rows: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in facts.items()]
     for device in found:
-        memory = f", {device.memory_free >> 20} of {device.memory_total >> 20} MiB free" if device.memory_total else ""
+        memory = f", {device.memory_total >> 20} MiB" if device.memory_total else ""
+        if device.is_gpu:  # what a CPU reports as free is all that it has
+            memory += f", {device.memory_free >> 20} free"
         rows.append(("device", f"{device.name}: {device.description}{memory}"))
     common.print_table(rows)
     return 0

@@ -53,13 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--no-draft", action="store_true", help="open no draft; options of the draft are not used")
     prompt = parser.add_argument_group("prompt")
     source = prompt.add_mutually_exclusive_group(required=True)
-    source.add_argument("-p", "--prompt", help="the prompt; the target's chat template, if any, is put around it")
+    source.add_argument(
+        "-p", "--prompt", type=common.utf8, help="the prompt; the target's chat template, if any, is put around it"
+    )
     source.add_argument("-f", "--file", help="read the prompt from a file, - for stdin")
-    prompt.add_argument("-sys", "--system-prompt", help="a system message before the prompt")
+    prompt.add_argument("-sys", "--system-prompt", type=common.utf8, help="a system message before the prompt")
     prompt.add_argument("--raw", action="store_true", help="send the prompt as it is, without the chat template")
     reply = parser.add_argument_group("reply")
     reply.add_argument("-n", "--n-predict", dest="max_tokens", type=int, **_described("max_tokens"))
-    reply.add_argument("--stop", action="append", help="a string that ends the reply; may be given several times")
+    reply.add_argument(
+        "--stop", action="append", type=common.utf8, help="a string that ends the reply; may be given several times"
+    )
     reply.add_argument("--ignore-eos", action="store_true", help=_HELP["ignore_eos"])
     reply.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     options = parser.add_argument_group("options")
@@ -144,6 +148,8 @@ def _say_figures(stats: Stats, drafted: bool) -> None:
 
 
 def _read(name: str) -> str:
+    if name == "-" and sys.stdin is None:
+        raise OSError("stdin is closed; give a file or -p")
     raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     with suppress(UnicodeDecodeError):
         return raw.decode("utf-8")

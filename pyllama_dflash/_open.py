@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import _ffi, _log
+from ._turn import call_both
 from .errors import ClosedError
 from .model import Model, PathLike
 from .params import FLASH_ATTN, Params, check_int, default_threads
@@ -67,7 +68,7 @@ def _open_engine(target: Model, draft: Model | None, params: dict[str, int]) -> 
     _log.sync_level()
     if draft is None:
         return target._call(lambda handle: _ffi.engine_open(handle, None, params))
-    return target._call(lambda handle: draft._call(lambda other: _ffi.engine_open(handle, other, params)))
+    return call_both(target._gate, draft._gate, lambda: _ffi.engine_open(target._handle, draft._handle, params))
 
 
 def _engine_params(params: Params) -> dict[str, int]:

@@ -7,12 +7,17 @@ replaces it.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+import weakref
+from contextlib import ExitStack
 from typing import Callable, TypeVar
 
 from .errors import BusyError, ClosedError, OrderError
 
 T = TypeVar("T")
+_PAUSE = 0.002  # seconds between looks at whether it is one's turn
 
 
 class Gate:
@@ -29,6 +34,7 @@ class Gate:
         self._lock = threading.RLock()
         self._depth = 0
         self._closed = False
+        self._process = os.getpid()
 
     @property
     def closed(self) -> bool:
@@ -36,9 +42,11 @@ class Gate:
         return self._closed
 
     def check_open(self) -> None:
-        """Raise ClosedError after close()."""
+        """Raise ClosedError after close(), and in a child process, where the library's threads do not exist."""
         if self._closed:
             raise ClosedError(f"this {self._name} is closed; open a new one")
+        if self._process != os.getpid():
+            raise ClosedError(f"this {self._name} was opened before a fork; open a new one in this process")
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function that makes native calls; ClosedError after close()."""
@@ -63,10 +71,22 @@ class Gate:
                 self._release()
 
 
-class Hold:
-    """One caller's claim on a Turn. Make it before `try` and take it inside, so that `finally` always gives it back."""
+def call_both(a: Gate, b: Gate, function: Callable[[], T]) -> T:
+    """Run a function that uses both handles. The locks are taken in one order, whoever comes first in the call."""
+    with ExitStack() as stack:
+        for gate in sorted((a, b), key=id):
+            stack.enter_context(gate._lock)
+        return a.call(lambda: b.call(function))
 
-    __slots__ = ("thread", "whole")
+
+class Hold:
+    """One caller's claim on a Turn. Make it before `try` and take it inside, so that `finally` gives it back.
+
+    A Turn knows its holder by a weak reference: where an interrupt keeps `finally` from doing its work, the claim ends
+    with the frame that made it.
+    """
+
+    __slots__ = ("__weakref__", "thread", "whole")
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
@@ -78,8 +98,13 @@ class Turn(Gate):
 
     def __init__(self, name: str, release: Callable[[], None]) -> None:
         super().__init__(name, release)
-        self._changed = threading.Condition()
-        self._holder: Hold | None = None
+        # A lock of C: an interrupt cannot fall between its release and what surrounds it, as in a Condition's.
+        self._choice = threading.Lock()
+        self._ref: weakref.ref[Hold] | None = None
+
+    @property
+    def _holder(self) -> Hold | None:
+        return self._ref() if self._ref else None
 
     def take(self, hold: Hold, whole: bool = True) -> None:
         """Make `hold` the one whose calls are let in.
@@ -93,27 +118,27 @@ class Turn(Gate):
             ClosedError: after close().
         """
         me = threading.current_thread()
-        with self._changed:
-            while True:
-                self.check_open()
+        while True:
+            self.check_open()
+            with self._choice:
                 holder = self._holder
                 if holder is None or holder.thread is me or not holder.thread.is_alive():
-                    break
-                if not holder.whole:
-                    raise BusyError(
-                        f"this {self._name} is streaming in thread {holder.thread.name!r}; "
-                        "finish or close that stream, or use one object per thread"
-                    )
-                self._changed.wait()
-            hold.thread, hold.whole = me, whole
-            self._holder = hold
+                    hold.thread, hold.whole = me, whole
+                    self._ref = weakref.ref(hold)
+                    return
+            if not holder.whole:
+                raise BusyError(
+                    f"this {self._name} is streaming in thread {holder.thread.name!r}; "
+                    "finish or close that stream, or use one object per thread"
+                )
+            del holder
+            time.sleep(_PAUSE)
 
     def leave(self, hold: Hold) -> None:
         """Give a claim back; no effect if it is not, or no longer, the holder."""
-        with self._changed:
+        with self._choice:
             if self._holder is hold:
-                self._holder = None
-                self._changed.notify_all()
+                self._ref = None
 
     def step(self, hold: Hold, function: Callable[[], T]) -> T:
         """Run one native step of the holder; OrderError if another call has taken over since."""

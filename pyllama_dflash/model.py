@@ -13,7 +13,7 @@ from typing import Any, Callable, TypeVar, Union
 
 from . import _ffi, _log
 from ._chat import Messages, render
-from ._turn import Gate
+from ._turn import Gate, call_both
 from .params import check_bool, check_int
 from .result import SLOTS
 
@@ -166,9 +166,9 @@ class Model:
         """
         if not isinstance(draft, Model):
             raise TypeError(f"draft={draft!r} is not a Model")
-        self._call(lambda target: draft._call(lambda other: _ffi.model_check_pair(target, other)))
+        call_both(self._gate, draft._gate, lambda: _ffi.model_check_pair(self._handle, draft._handle))
 
-    def apply_chat_template(self, messages: Messages, **variables: Any) -> str:
+    def apply_chat_template(self, messages: Messages, /, **variables: Any) -> str:
         """Render messages by the file's chat template, up to the start of the assistant's turn.
 
         Args:
@@ -183,7 +183,7 @@ class Model:
             raise ValueError(f"{self.name} has no chat template; render the messages yourself and pass them as prompt")
         bos, eos = self._spelled(self.info.bos), self._spelled(self.info.eos)
         try:
-            return render(template, messages, bos=bos, eos=eos, **variables)
+            return render(template, messages, variables, bos=bos, eos=eos)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from error
 

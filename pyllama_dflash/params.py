@@ -123,7 +123,7 @@ def check_int(name: str, value: Any, low: int, high: int = INT_MAX, limit: str =
     if number < low:
         raise ValueError(f"{name}={number} is below {low}; raise {name}")
     if number > high:
-        raise ValueError(f"{name}={number} exceeds {limit or high}; lower {name}")
+        raise ValueError(f"{name}={number} exceeds {limit or high}{'' if limit.endswith(' or') else ';'} lower {name}")
     return number
 
 
@@ -191,4 +191,6 @@ def _stops(value: Any) -> tuple[str, ...]:
             raise TypeError(f"stop={stop!r} is not a string")
         if not stop:
             raise ValueError("stop='' would end every reply at once; leave it out")
+        if not stop.isascii() and any("\ud800" <= char <= "\udfff" for char in stop):
+            raise ValueError(f"stop={stop!r} has a lone surrogate, which no reply contains; leave it out")
     return stops

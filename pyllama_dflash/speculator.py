@@ -49,7 +49,8 @@ class Speculator:
     Raises:
         ModelLoadError: a file is missing, damaged or not supported.
         IncompatibleModelsError: the draft does not belong to the target, or the target is itself a draft.
-        ValueError, TypeError: an option is out of range, or would have no effect.
+        ValueError, TypeError: an option is out of range, or would have no effect. GPU layers on a build without a GPU
+            backend are only warned of, in the log.
     """
 
     def __init__(
@@ -284,7 +285,13 @@ class Speculator:
         position = draft.position if isinstance(draft, Draft) else None
         ids = token_ids(draft.tokens if isinstance(draft, Draft) else draft, self.target.info.n_vocab)
         tokens: list[int] = ids.tolist()
-        check_int("the number of tokens", len(tokens), 0, self.n_max, f"n_max={self.n_max} of this Speculator")
+        check_int(
+            "the number of tokens",
+            len(tokens),
+            0,
+            self.n_max,
+            f"n_max={self.n_max}; open the Speculator with a larger n_max, or",
+        )
 
         def step(hold: Hold) -> Verdict:
             state = self._session.state(hold)

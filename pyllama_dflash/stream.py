@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from types import TracebackType
+from typing import Callable, TypeVar
 
 from ._tally import Tally
+from .errors import BusyError
 from .result import Chunk, Stats
+
+T = TypeVar("T")
 
 
 class Stream(Iterator[Chunk]):
@@ -21,7 +25,7 @@ class Stream(Iterator[Chunk]):
         self._tally = tally
 
     def __next__(self) -> Chunk:
-        return next(self._chunks)
+        return self._alone(self._chunks.__next__)
 
     @property
     def stats(self) -> Stats:
@@ -30,7 +34,15 @@ class Stream(Iterator[Chunk]):
 
     def close(self) -> None:
         """Stop here. Safe to repeat."""
-        self._chunks.close()
+        self._alone(self._chunks.close)
+
+    def _alone(self, step: Callable[[], T]) -> T:
+        try:
+            return step()
+        except ValueError as error:
+            if "already executing" not in str(error):
+                raise
+            raise BusyError("another thread is inside this stream; use one stream per thread") from None
 
     def __enter__(self) -> Stream:
         return self

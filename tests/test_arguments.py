@@ -249,7 +249,7 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], str]] = {
     "meta int": (lambda s: s.model.meta(5), "key=5"),
     "check_pair text": (lambda s: s.model.check_pair("a"), "draft='a'"),
     "check_pair itself": (lambda s: s.model.check_pair(s.model), "draft"),
-    "template taken": (lambda s: s.model.apply_chat_template("a", bos="x"), "bos"),
+    "template taken": (lambda s: s.model.apply_chat_template("a", eos_token=1), "eos_token"),
 }
 
 

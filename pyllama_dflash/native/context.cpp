@@ -13,9 +13,15 @@ constexpr llama_seq_id SEQ = 0;
 }  // namespace
 
 ThreadPool::ThreadPool(int32_t n_threads) {
-    auto params = ggml_threadpool_params_default(n_threads);
-    pool_       = ggml_threadpool_new(&params);
-    require(pool_ != nullptr, PLD_E_MEMORY, format("could not start %d threads", n_threads));
+    auto       params  = ggml_threadpool_params_default(n_threads);
+    const auto message = format("could not start %d threads: the system allows no more, or memory is short", n_threads);
+    try {
+        const log::Opening opening;  // ggml asserts that each thread starts
+        pool_ = ggml_threadpool_new(&params);
+    } catch (const Error &) {
+        throw Error(PLD_E_MEMORY, message);
+    }
+    require(pool_ != nullptr, PLD_E_MEMORY, message);
 }
 
 ThreadPool::~ThreadPool() {

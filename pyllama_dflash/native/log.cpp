@@ -80,7 +80,7 @@ void write(Level level, const std::string & line) {
     }
     if (opening > 0 && level == ERROR) {
         first_error  = first_error.empty() ? line : first_error;
-        alloc_failed = alloc_failed || line.find("allocate") != std::string::npos;
+        alloc_failed = alloc_failed || line.find("alloc") != std::string::npos;
     }
     if (level < min_level) {
         return;

@@ -2,6 +2,7 @@
 
 #include "error.h"
 #include "log.h"
+#include "stack.h"
 
 #include <algorithm>
 
@@ -70,6 +71,16 @@ void Model::check_token(int32_t token) const {
 }
 
 std::vector<int32_t> Model::tokenize(const std::string & text, bool add_special, bool parse_special) const {
+    std::vector<int32_t> tokens;
+    // Some tokenizers split text by a regular expression whose matcher recurses once a character.
+    constexpr size_t MAX_TEXT = 1 << 22, STACK_PER_BYTE = 1024;
+    require(text.size() <= MAX_TEXT, PLD_E_ARGUMENT,
+            format("the text has %zu bytes; at most %zu are tokenized at once", text.size(), MAX_TEXT));
+    with_stack(text.size() * STACK_PER_BYTE, [&] { tokens = tokens_of(text, add_special, parse_special); });
+    return tokens;
+}
+
+std::vector<int32_t> Model::tokens_of(const std::string & text, bool add_special, bool parse_special) const {
     const auto size = static_cast<int32_t>(text.size());
     // Most tokens are longer than a byte; a few special ones are added.
     std::vector<int32_t> tokens(text.size() + 8);

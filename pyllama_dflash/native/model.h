@@ -32,6 +32,8 @@ public:
     void check_token(int32_t token) const;
 
 private:
+    std::vector<int32_t> tokens_of(const std::string & text, bool add_special, bool parse_special) const;
+
     struct Free {
         void operator()(llama_model * m) const { llama_model_free(m); }
     };
