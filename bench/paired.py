@@ -22,15 +22,16 @@ def ours(spec: Speculator, prompt: str, n_max: int, n_predict: int) -> Record:
 
 
 def like_upstream(spec: Speculator, prompt: str, n_max: int, n_predict: int) -> Record:
-    """Count drafted and accepted tokens by upstream's rules for the end, so that both counts cover the same rounds.
+    """Count drafted and accepted tokens by upstream's rule for the end, so that both counts cover the same rounds.
 
-    Its loop goes on until more than n_predict tokens are out, and shortens drafts as if it would stop before.
+    Its loop goes on until more than n_predict tokens are out. It may cut the last draft short, and counts what follows
+    an end-of-generation token otherwise, so that a last round alone may differ.
     """
     spec.reset()
     spec.prefill(prompt)
     emitted = drafted = accepted = 0
     while emitted <= n_predict:
-        draft = spec.draft(n_max=min(n_max, max(0, n_predict - emitted - 1)))
+        draft = spec.draft(n_max=n_max)
         verdict = spec.verify(draft)
         drafted, accepted = drafted + len(draft.tokens), accepted + len(verdict.accepted)
         emitted += len(verdict.accepted) + 1

@@ -65,7 +65,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompt.txt"
-        file.write_text(prompt, encoding="utf-8")
+        file.write_text(prompt + "\n", encoding="utf-8")  # the program drops one newline at the end
         models = ["-m", target, "-md", draft, "--spec-type", "draft-dflash", "--spec-draft-n-max", str(n_max)]
         sizes = ["-n", str(n_predict), "-c", str(n_ctx), "-t", str(n_threads), "--temp", "0"]
         command = [str(PROGRAM), *models, *sizes, "-f", str(file)]
