@@ -4,6 +4,8 @@
 #include "ggml-cpu.h"
 #include "log.h"
 
+#include <algorithm>
+
 namespace pld {
 
 namespace {
@@ -83,6 +85,12 @@ bool Context::truncate(int32_t pos) {
         return true;
     }
     return llama_memory_seq_rm(memory(), SEQ, pos, -1);
+}
+
+bool Context::rewind(int32_t pos) {
+    const auto n_swa   = llama_model_n_swa(llama_get_model(ctx_));
+    const bool dropped = n_swa > 0 && llama_memory_seq_pos_min(memory(), SEQ) > std::max(0, pos - n_swa);
+    return !dropped && truncate(pos);
 }
 
 void Context::forget() {

@@ -47,6 +47,8 @@ public:
 
     // Keep positions [0, pos). False if this memory can't drop a part of a sequence; nothing is changed then.
     bool truncate(int32_t pos);
+    // The same for any earlier position: false, too, where a sliding window has dropped what attention there would reach.
+    bool rewind(int32_t pos);
     void forget();
 
 private:

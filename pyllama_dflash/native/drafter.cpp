@@ -148,9 +148,7 @@ int32_t Drafter::truncate(int32_t pos) {
         return pos;
     }
     pending_.clear();
-    const auto n_swa   = llama_model_n_swa(model_->llama());
-    const bool windows = n_swa > 0 && llama_memory_seq_pos_min(ctx_.memory(), 0) > std::max(0, pos - n_swa);
-    if (windows || !ctx_.truncate(pos)) {
+    if (!ctx_.rewind(pos)) {
         forget();
         return 0;
     }

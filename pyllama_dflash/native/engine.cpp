@@ -201,9 +201,7 @@ int32_t Engine::begin(const int32_t * tokens, int32_t n) {
 // Keep positions [0, pos) in both caches, or fewer where one of them has lost what that needs.
 void Engine::roll_back(int32_t pos) {
     if (pos < n_past()) {
-        const auto n_swa   = llama_model_n_swa(target_->llama());
-        const bool windows = n_swa > 0 && llama_memory_seq_pos_min(ctx_->memory(), 0) > std::max(0, pos - n_swa);
-        if (windows || !ctx_->truncate(pos)) {
+        if (!ctx_->rewind(pos)) {
             pos = 0;
             ctx_->forget();
         }
