@@ -10,7 +10,7 @@ from .errors import ClosedError
 from .model import Model, PathLike
 from .params import FLASH_ATTN, Params, check_int, default_threads
 
-_OF_DRAFT = ("n_gpu_layers_draft", "type_k_draft", "type_v_draft", "n_min", "margin", "p_min")
+_OF_DRAFT = ("n_gpu_layers_draft", "type_k_draft", "type_v_draft", "n_min", "margin", "p_min", "fused_draft")
 
 
 class Opened(NamedTuple):
@@ -82,6 +82,7 @@ def _engine_params(params: Params) -> dict[str, int]:
         "n_max": -1 if params.n_max is None else params.n_max,
         "flash_attn": FLASH_ATTN[str(params.flash_attn)],
         "backend_argmax": int(params.backend_argmax),
+        "fused_draft": int(params.fused_draft),
         **types,
     }
 

@@ -46,6 +46,7 @@ class Params:
     margin: float = _option(0.0, "cut a draft before the first token whose top-1 leads top-2 by less; 0: no cut")
     p_min: float = _option(0.0, "cut a draft before the first token less probable than this, 0 to 1; 0: no cut")
     backend_argmax: bool = _option(True, "pick tokens on the device and read no logits back")
+    fused_draft: bool = _option(True, "draft in one launch; False runs llama.cpp's own draft graph, the reference")
 
     def __post_init__(self) -> None:
         _set_int(self, "n_ctx", 0)
@@ -59,6 +60,7 @@ class Params:
                 raise TypeError(f"{name}={getattr(self, name)!r} is not a string; use {_KV_HELP}")
         _check_draft_options(self)
         check_bool("backend_argmax", self.backend_argmax)
+        check_bool("fused_draft", self.fused_draft)
 
 
 @dataclass(frozen=True, **SLOTS)

@@ -73,6 +73,7 @@ class Speculator:
         margin: float = _P.margin,
         p_min: float = _P.p_min,
         backend_argmax: bool = _P.backend_argmax,
+        fused_draft: bool = _P.fused_draft,
     ) -> None:
         params = Params(
             n_ctx=n_ctx,
@@ -90,6 +91,7 @@ class Speculator:
             margin=margin,
             p_min=p_min,
             backend_argmax=backend_argmax,
+            fused_draft=fused_draft,
         )
         self._session = Session(target, draft, params)
 

@@ -78,6 +78,7 @@ OPENED_WITH: dict[str, list[Any]] = {
     "margin": [-1, -0.001, NAN, INF, -INF, 10**400, None, *NOT_FLOATS],
     "p_min": [-0.1, 1.001, 2, NAN, INF, 10**400, None, *NOT_FLOATS],
     "backend_argmax": [0, 1, None, "true"],
+    "fused_draft": [0, 1, None, "true"],
 }
 GIVEN_TO_A_CALL: dict[str, list[Any]] = {
     "max_tokens": [-1, 2**31, 2**70, None, *NOT_INTS],

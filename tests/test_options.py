@@ -35,6 +35,7 @@ OPEN = {
     "margin": 0.0,
     "p_min": 0.0,
     "backend_argmax": True,
+    "fused_draft": True,
 }
 RUN = {
     "max_tokens": 256,

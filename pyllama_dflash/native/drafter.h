@@ -1,5 +1,5 @@
-// The DFlash and DFlash2 drafter: it reads features of the target's layers, keeps their K/V in its own cache, and drafts a
-// block in one pass. Runs llama.cpp's own graph for the draft; features cross over the host.
+// What an engine asks of a drafter, whichever graph it runs: it reads features of the target's layers, keeps their K/V, and
+// drafts a block in one pass.
 #pragma once
 
 #include "accept.h"
@@ -13,42 +13,48 @@ namespace pld {
 
 class Drafter {
 public:
-    // params: those of the target's context, from which the draft's are derived. Turns on the target's layer taps.
-    Drafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params, int32_t n_ctx);
+    virtual ~Drafter() = default;
 
-    Context & context() { return ctx_; }
-    int32_t   n_candidates() const { return n_candidates_; }
+    // Whether this is our own graph.
+    virtual bool    fused() const        = 0;
+    virtual int32_t n_candidates() const = 0;
     // Positions whose features are here: in the cache, or waiting to be written there.
-    int32_t n_past() const { return n_cached_ + n_pending(); }
-    int64_t n_injected() const { return n_injected_; }
+    virtual int32_t n_past() const     = 0;
+    virtual int64_t n_injected() const = 0;
+    virtual void    memory(pld_engine_memory & out) const = 0;
 
+    virtual void attach(const ThreadPool & pool, int32_t n_threads) = 0;
+    // Give up what an assertion that failed half way through a graph left in an unknown state.
+    virtual void leak() noexcept = 0;
+
+    // The target is about to run: its next batch overwrites the features of its last one.
+    virtual void release_features() = 0;
     // Take the features of rows [0, n) of the target's last batch; they follow those already here.
-    void add_features(int32_t n);
+    virtual void add_features(int32_t n) = 0;
     // Write what waits into the cache.
-    void inject();
+    virtual void inject() = 0;
     // Draft n tokens after the anchor, which stands at position n_past().
-    Draft draft(int32_t anchor, int32_t n);
+    virtual Draft draft(int32_t anchor, int32_t n) = 0;
 
     // Keep positions [0, pos), or nothing at all where the cache has lost what that needs. Returns the positions kept.
-    int32_t truncate(int32_t pos);
-    void    forget();
+    virtual int32_t truncate(int32_t pos) = 0;
+    virtual void    forget()              = 0;
+
+protected:
+    // Say once that a draft was cut where a candidate was invalid.
+    void warn_invalid();
 
 private:
-    int32_t    n_pending() const { return static_cast<int32_t>(pending_.size() / width_); }
-    Candidates candidates(int32_t row, int32_t * predecessor) const;
-
-    std::shared_ptr<Model> model_;
-    Context &              target_;
-    int32_t                n_vocab_;
-    int32_t                n_candidates_;
-    size_t                 n_embd_;   // of one layer's features
-    size_t                 width_;    // of one position's features, all layers
-    int32_t                n_ubatch_;
-    Context                ctx_;
-    std::vector<float>     pending_;  // [n_pending, width]
-    int32_t                n_cached_   = 0;
-    int64_t                n_injected_ = 0;
-    bool                   warned_     = false;
+    bool warned_ = false;
 };
+
+// Candidates of a drafted position.
+int32_t candidates_of(const DraftFacts & facts, int32_t n_vocab);
+// Ids that a graph hands over as floats, -1 for what is none of n_vocab tokens.
+std::vector<int32_t> token_ids(const float * ids, int32_t n, int32_t n_vocab);
+
+// Our own graph where it supports the draft and its place, else llama.cpp's; a log line says why. Turns on the target's layer
+// taps. params: those of the target's context.
+std::unique_ptr<Drafter> make_drafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params);
 
 }  // namespace pld

@@ -80,7 +80,7 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
     trial();
     ctx_->attach(threads_, params_.n_threads);
     if (drafter_) {
-        drafter_->context().attach(threads_, params_.n_threads);
+        drafter_->attach(threads_, params_.n_threads);
     }
 }
 
@@ -102,7 +102,7 @@ void Engine::open() {
     ctx_                = std::make_unique<Context>(target_->llama(), p, "target");
     llama_set_argmax(ctx_->get(), params_.backend_argmax);
     if (draft_) {
-        drafter_ = std::make_unique<Drafter>(draft_, *ctx_, params_, params_.n_ctx);
+        drafter_ = make_drafter(draft_, *ctx_, params_);
     }
 }
 
@@ -123,7 +123,7 @@ void Engine::trial() {
         n_trial_rows_ = drafter_ ? drafter_->n_injected() : 0;
     } catch (const Error & e) {
         if (drafter_) {
-            drafter_->context().leak();
+            drafter_->leak();
         }
         ctx_->leak();
         const bool taps = draft_ && std::strstr(e.what(), "layer input") != nullptr;
@@ -142,7 +142,8 @@ pld_engine_info Engine::info() const {
             drafter_ ? drafter_->n_candidates() : 0,
             n_vocab_,
             draft_ ? draft_->facts().kind : PLD_KIND_TARGET,
-            params_.backend_argmax != 0};
+            params_.backend_argmax != 0,
+            drafter_ && drafter_->fused()};
 }
 
 pld_engine_state Engine::state() const {
@@ -152,6 +153,14 @@ pld_engine_state Engine::state() const {
             drafter_ ? drafter_->n_past() : 0,
             drafter_ ? drafter_->n_injected() - n_trial_rows_ : 0,
             n_prefilled_};
+}
+
+pld_engine_memory Engine::memory() const {
+    pld_engine_memory out = {};
+    if (drafter_) {
+        drafter_->memory(out);
+    }
+    return out;
 }
 
 void Engine::reset() {
@@ -198,6 +207,14 @@ int32_t Engine::begin(const int32_t * tokens, int32_t n) {
     });
 }
 
+// The only place that runs the target: no batch overwrites features that a drafter still needs.
+void Engine::run_target() {
+    if (drafter_) {
+        drafter_->release_features();
+    }
+    ctx_->run();
+}
+
 // Keep positions [0, pos) in both caches, or fewer where one of them has lost what that needs.
 void Engine::roll_back(int32_t pos) {
     if (pos < n_past()) {
@@ -224,7 +241,7 @@ int32_t Engine::prefill() {
         for (int32_t i = 0; i < n; ++i) {
             ctx_->add_token(seq_.pending[static_cast<size_t>(i)], n_past() + i, /*output=*/false);
         }
-        ctx_->run();
+        run_target();
         if (drafter_) {
             drafter_->add_features(n);
             drafter_->inject();
@@ -273,7 +290,7 @@ Verdict Engine::verify(const int32_t * tokens, int32_t n, bool margins) {
         for (int32_t i = 0; i < n; ++i) {
             ctx_->add_token(tokens[i], n_past() + 1 + i, /*output=*/true);
         }
-        ctx_->run();
+        run_target();
 
         Verdict out;
         for (int32_t row = 0; row <= n; ++row) {

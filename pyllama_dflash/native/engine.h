@@ -28,6 +28,7 @@ public:
 
     pld_engine_info  info() const;
     pld_engine_state state() const;
+    pld_engine_memory memory() const;
 
     void    reset();
     int32_t begin(const int32_t * tokens, int32_t n);
@@ -46,6 +47,7 @@ private:
 
     void    open();
     void    trial();
+    void    run_target();
     void    roll_back(int32_t pos);
     int32_t choose(int32_t row) const;
     int32_t n_past() const { return static_cast<int32_t>(seq_.cached.size()); }

@@ -1,28 +1,22 @@
-#include "drafter.h"
+#include "llama_drafter.h"
 
 #include "error.h"
 #include "llama-ext.h"
-#include "log.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace pld {
 
 namespace {
 
-// DFlash has no selector: its candidates are the best few logits, as many as llama.cpp's own DFlash loop looks at.
-constexpr int32_t DFLASH_CANDIDATES = 10;
-
 // The draft's graph computes logits for every row of a batch, so its compute buffer grows with n_ubatch x n_vocab.
 constexpr int32_t DRAFT_UBATCH = 64;
 
-llama_context_params draft_params(const DraftFacts & facts, llama_context * target, const pld_engine_params & params,
-                                  int32_t n_ctx) {
+llama_context_params draft_params(const DraftFacts & facts, llama_context * target, const pld_engine_params & params) {
     auto out            = llama_context_default_params();
     const auto n_ubatch = std::max({DRAFT_UBATCH, facts.block_size});
-    out.n_ctx           = static_cast<uint32_t>(n_ctx);  // a block never reaches beyond what could be verified
+    out.n_ctx           = static_cast<uint32_t>(params.n_ctx);  // a block never reaches beyond what could be verified
     out.n_batch         = static_cast<uint32_t>(n_ubatch);
     out.n_ubatch        = static_cast<uint32_t>(n_ubatch);
     out.n_seq_max       = 1;
@@ -38,16 +32,15 @@ llama_context_params draft_params(const DraftFacts & facts, llama_context * targ
 
 }  // namespace
 
-Drafter::Drafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params, int32_t n_ctx)
+LlamaDrafter::LlamaDrafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params)
     : model_(std::move(model)),
       target_(target),
       n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target.get())))),
-      n_candidates_(model_->facts().kind == PLD_KIND_DFLASH2 ? model_->facts().selector_top_k
-                                                             : std::min(DFLASH_CANDIDATES, n_vocab_)),
+      n_candidates_(candidates_of(model_->facts(), n_vocab_)),
       n_embd_(static_cast<size_t>(llama_model_n_embd(model_->llama()))),
       width_(n_embd_ * model_->facts().target_layers.size()),
       n_ubatch_(std::max(DRAFT_UBATCH, model_->facts().block_size)),
-      ctx_(model_->llama(), draft_params(model_->facts(), target.get(), params, n_ctx), "draft") {
+      ctx_(model_->llama(), draft_params(model_->facts(), target.get(), params), "draft") {
     for (const auto id : model_->facts().target_layers) {
         llama_set_embeddings_layer_inp(target.get(), static_cast<uint32_t>(id), true);
     }
@@ -57,7 +50,7 @@ Drafter::Drafter(std::shared_ptr<Model> model, Context & target, const pld_engin
     llama_set_causal_attn(ctx_.get(), model_->facts().causal);
 }
 
-void Drafter::add_features(int32_t n) {
+void LlamaDrafter::add_features(int32_t n) {
     const auto begin = pending_.size();
     pending_.resize(begin + static_cast<size_t>(n) * width_);
     size_t column = begin;
@@ -76,7 +69,7 @@ void Drafter::add_features(int32_t n) {
     }
 }
 
-void Drafter::inject() {
+void LlamaDrafter::inject() {
     const auto total = n_pending();
     for (int32_t done = 0; done < total; done += n_ubatch_) {
         const auto n = std::min(n_ubatch_, total - done);
@@ -91,7 +84,7 @@ void Drafter::inject() {
     pending_.clear();
 }
 
-Draft Drafter::draft(int32_t anchor, int32_t n) {
+Draft LlamaDrafter::draft(int32_t anchor, int32_t n) {
     inject();
     const bool dflash2 = model_->facts().kind == PLD_KIND_DFLASH2;
     ctx_.clear();
@@ -105,11 +98,7 @@ Draft Drafter::draft(int32_t anchor, int32_t n) {
     for (int32_t row = 1; row <= n; ++row) {
         auto c = candidates(row, &predecessor);
         if (!c.valid(n_vocab_)) {
-            if (!warned_) {
-                warned_ = true;
-                log::write(log::WARN, "the draft gave a score that is not a number or a token that does not exist; drafts are "
-                                      "cut there");
-            }
+            warn_invalid();
             break;
         }
         out.push_back(std::move(c));
@@ -121,7 +110,7 @@ Draft Drafter::draft(int32_t anchor, int32_t n) {
 
 // Row of the last pass. DFlash2: [k ids as float][k x k scores, one line for each predecessor candidate]; *predecessor is the
 // line to read, and is set to the candidate chosen here.
-Candidates Drafter::candidates(int32_t row, int32_t * predecessor) const {
+Candidates LlamaDrafter::candidates(int32_t row, int32_t * predecessor) const {
     if (model_->facts().kind == PLD_KIND_DFLASH) {
         const float * logits = llama_get_logits_ith(ctx_.get(), row);
         require(logits != nullptr, PLD_E_INTERNAL, "the draft gave no logits");
@@ -130,16 +119,13 @@ Candidates Drafter::candidates(int32_t row, int32_t * predecessor) const {
     const auto    k       = n_candidates_;
     const float * lattice = llama_get_embeddings_nextn(ctx_.get());
     require(lattice != nullptr, PLD_E_INTERNAL, "the draft gave no candidates");
-    const float *        line   = lattice + static_cast<size_t>(row) * n_embd_;
-    const float *        scores = line + k + static_cast<ptrdiff_t>(*predecessor) * k;
-    std::vector<int32_t> tokens(static_cast<size_t>(k));
-    std::transform(line, line + k, tokens.begin(),
-                   [&](float id) { return id >= 0 && id < static_cast<float>(n_vocab_) ? static_cast<int32_t>(id) : -1; });
-    *predecessor = argmax(scores, k);
-    return sorted(tokens.data(), scores, k);
+    const float * line   = lattice + static_cast<size_t>(row) * n_embd_;
+    const float * scores = line + k + static_cast<ptrdiff_t>(*predecessor) * k;
+    *predecessor         = argmax(scores, k);
+    return sorted(token_ids(line, k, n_vocab_).data(), scores, k);
 }
 
-int32_t Drafter::truncate(int32_t pos) {
+int32_t LlamaDrafter::truncate(int32_t pos) {
     if (pos >= n_past()) {
         return n_past();
     }
@@ -156,7 +142,7 @@ int32_t Drafter::truncate(int32_t pos) {
     return pos;
 }
 
-void Drafter::forget() {
+void LlamaDrafter::forget() {
     ctx_.forget();
     pending_.clear();
     n_cached_ = 0;

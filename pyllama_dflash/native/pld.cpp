@@ -99,6 +99,7 @@ int32_t pld_struct_size(const char * name) {
         {"pld_model_info", sizeof(pld_model_info)},     {"pld_engine_params", sizeof(pld_engine_params)},
         {"pld_engine_info", sizeof(pld_engine_info)},   {"pld_engine_state", sizeof(pld_engine_state)},
         {"pld_draft_params", sizeof(pld_draft_params)}, {"pld_verdict", sizeof(pld_verdict)},
+        {"pld_engine_memory", sizeof(pld_engine_memory)},
     };
     const auto it = name ? sizes.find(name) : sizes.end();
     return it == sizes.end() ? -1 : static_cast<int32_t>(it->second);
@@ -289,6 +290,14 @@ int32_t pld_engine_get_state(const pld_engine * engine, pld_engine_state * out) 
     return guard([&] {
         require_pointers(engine, out);
         *out = engine->engine.state();
+        return PLD_OK;
+    });
+}
+
+int32_t pld_engine_get_memory(const pld_engine * engine, pld_engine_memory * out) {
+    return guard([&] {
+        require_pointers(engine, out);
+        *out = engine->engine.memory();
         return PLD_OK;
     });
 }

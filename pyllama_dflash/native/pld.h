@@ -12,7 +12,7 @@
  *   - Token ids are int32, logits and scores float32, times int64 microseconds of a monotonic clock.
  */
 
-enum { PLD_ABI_VERSION = 1 };
+enum { PLD_ABI_VERSION = 2 };
 
 enum pld_status {
     PLD_OK = 0,
@@ -130,6 +130,7 @@ typedef struct pld_engine_params {
     int32_t type_k_draft;
     int32_t type_v_draft;
     int32_t backend_argmax; /* 1: argmax in the graph, no logits are read back; 0: logits are read back */
+    int32_t fused_draft;    /* 1: our own graph of the draft where it can run; 0: llama.cpp's, the reference */
 } pld_engine_params;
 
 typedef struct pld_engine_info {
@@ -141,6 +142,7 @@ typedef struct pld_engine_info {
     int32_t n_vocab;
     int32_t kind; /* of the draft; PLD_KIND_TARGET without one */
     int32_t backend_argmax;
+    int32_t fused_draft; /* 1 if drafts come from our own graph */
 } pld_engine_info;
 
 typedef struct pld_engine_state {
@@ -152,6 +154,15 @@ typedef struct pld_engine_state {
     int64_t n_prefilled; /* prompt tokens evaluated by the target since the engine was opened */
 } pld_engine_state;
 
+/* What our own draft graph keeps; all zero without it. */
+typedef struct pld_engine_memory {
+    int32_t n_graphs;       /* graphs kept, one for each shape of a launch */
+    int64_t n_graph_hits;   /* launches whose graph was there */
+    int64_t n_graph_misses; /* launches whose graph had to be built */
+    int64_t kv_bytes;       /* of the draft's K/V cache */
+    int64_t compute_bytes;  /* of the memory that all graphs share, and of their inputs */
+} pld_engine_memory;
+
 /* A K/V cache type by name ("f16", "q8_0", ...), or -1. */
 int32_t pld_kv_type(const char *name);
 
@@ -160,6 +171,7 @@ int32_t pld_engine_open(pld_model *target, pld_model *draft, const pld_engine_pa
 void pld_engine_free(pld_engine *engine);
 int32_t pld_engine_get_info(const pld_engine *engine, pld_engine_info *out);
 int32_t pld_engine_get_state(const pld_engine *engine, pld_engine_state *out);
+int32_t pld_engine_get_memory(const pld_engine *engine, pld_engine_memory *out);
 /* Forget all cached tokens. */
 int32_t pld_engine_reset(pld_engine *engine);
 

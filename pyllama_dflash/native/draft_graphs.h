@@ -1,0 +1,51 @@
+// The draft graphs in use, each made once, and the memory that they compute in.
+#pragma once
+
+#include "draft_graph.h"
+
+#include <functional>
+#include <list>
+#include <vector>
+
+namespace pld {
+
+// What makes one graph differ from another.
+struct DraftShape {
+    DraftRows                        rows;
+    std::vector<const ggml_tensor *> features;  // of the target: read while a graph is built, compared by where they lie
+};
+
+class DraftGraphs {
+public:
+    using Build = std::function<DraftGraph(const DraftShape &)>;
+
+    DraftGraphs(ggml_backend_t backend, Build build);
+
+    // Make room for graphs as large as this one: what is built later then never moves what was built before.
+    // Throws Unsupported for a node that the backend does not compute, Error(PLD_E_MEMORY).
+    void reserve(const DraftShape & largest);
+
+    // The graph of a shape, ready to run. The reference is good until the next call. Throws Error(PLD_E_MEMORY).
+    const DraftGraph & get(const DraftShape & shape);
+
+    int32_t size() const { return static_cast<int32_t>(kept_.size()); }
+    int64_t hits() const { return hits_; }
+    int64_t misses() const { return misses_; }
+    size_t  n_bytes() const { return ggml_gallocr_get_buffer_size(allocator_.get(), 0); }
+
+private:
+    struct Kept {
+        DraftRows                 rows;
+        std::vector<const void *> places;
+        DraftGraph                graph;
+    };
+
+    ggml_backend_t   backend_;
+    Build            build_;
+    ggml_gallocr_ptr allocator_;  // one for all: they never run at once
+    std::list<Kept>  kept_;       // the last used first
+    int64_t          hits_   = 0;
+    int64_t          misses_ = 0;
+};
+
+}  // namespace pld

@@ -1,0 +1,50 @@
+// A draft's weights as our graph needs them: where each lies, and whether the graph knows everything the model does.
+#pragma once
+
+#include "ggml-backend.h"
+#include "model.h"
+
+#include <stdexcept>
+#include <vector>
+
+struct llama_hparams;
+
+namespace pld {
+
+// Why our graph does not run a draft here; llama.cpp's does.
+struct Unsupported : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+class DraftModel {
+public:
+    // Throws Unsupported. target: the model whose embeddings and head the draft shares if it has none.
+    DraftModel(const Model & draft, const llama_model & target);
+
+    const llama_model &   weights() const { return model_; }
+    const llama_hparams & hparams() const;
+    const DraftFacts &    facts() const { return facts_; }
+    ggml_tensor *         head() const { return head_; }
+    // The one device that holds every weight that the graph reads.
+    ggml_backend_dev_t device() const { return device_; }
+
+    int32_t n_layer() const;
+    int64_t n_embd() const;
+    bool    dflash2() const { return facts_.kind == PLD_KIND_DFLASH2; }
+    // Whether some layer has a sliding window.
+    bool any_window() const;
+
+    // A token's embedding as the block takes it, written to out[n_embd].
+    void embed(int32_t token, float * out) const;
+    // The target's token of each row of a reduced head; empty without one.
+    std::vector<int32_t> token_map() const;
+
+private:
+    const llama_model & model_;
+    const DraftFacts &  facts_;
+    ggml_tensor *       embd_;
+    ggml_tensor *       head_;
+    ggml_backend_dev_t  device_ = nullptr;
+};
+
+}  // namespace pld

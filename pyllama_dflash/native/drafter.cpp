@@ -1,0 +1,42 @@
+#include "drafter.h"
+
+#include "fused_drafter.h"
+#include "llama_drafter.h"
+#include "log.h"
+
+#include <algorithm>
+
+namespace pld {
+
+void Drafter::warn_invalid() {
+    if (!warned_) {
+        warned_ = true;
+        log::write(log::WARN, "the draft gave a score that is not a number or a token that does not exist; drafts are cut there");
+    }
+}
+
+int32_t candidates_of(const DraftFacts & facts, int32_t n_vocab) {
+    // DFlash has no selector: its candidates are the best few logits, as many as llama.cpp's own DFlash loop looks at.
+    constexpr int32_t DFLASH_CANDIDATES = 10;
+    return facts.kind == PLD_KIND_DFLASH2 ? facts.selector_top_k : std::min(DFLASH_CANDIDATES, n_vocab);
+}
+
+std::vector<int32_t> token_ids(const float * ids, int32_t n, int32_t n_vocab) {
+    std::vector<int32_t> out(static_cast<size_t>(n));
+    std::transform(ids, ids + n, out.begin(),
+                   [&](float id) { return id >= 0 && id < static_cast<float>(n_vocab) ? static_cast<int32_t>(id) : -1; });
+    return out;
+}
+
+std::unique_ptr<Drafter> make_drafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params) {
+    if (params.fused_draft) {
+        try {
+            return std::make_unique<FusedDrafter>(model, target, params);
+        } catch (const Unsupported & e) {
+            log::write(log::INFO, model->header().name() + ": llama.cpp's own draft graph is used, because " + e.what());
+        }
+    }
+    return std::make_unique<LlamaDrafter>(std::move(model), target, params);
+}
+
+}  // namespace pld

@@ -1,0 +1,46 @@
+// The draft through llama.cpp's own graph, in a context of its own: features cross over the host, and injection and block are
+// two batches. The reference for our graph, and what runs where ours does not.
+#pragma once
+
+#include "drafter.h"
+
+namespace pld {
+
+class LlamaDrafter : public Drafter {
+public:
+    LlamaDrafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params);
+
+    bool    fused() const override { return false; }
+    int32_t n_candidates() const override { return n_candidates_; }
+    int32_t n_past() const override { return n_cached_ + n_pending(); }
+    int64_t n_injected() const override { return n_injected_; }
+    void    memory(pld_engine_memory &) const override {}
+
+    void attach(const ThreadPool & pool, int32_t n_threads) override { ctx_.attach(pool, n_threads); }
+    void leak() noexcept override { ctx_.leak(); }
+
+    void    release_features() override {}  // they were copied
+    void    add_features(int32_t n) override;
+    void    inject() override;
+    Draft   draft(int32_t anchor, int32_t n) override;
+    int32_t truncate(int32_t pos) override;
+    void    forget() override;
+
+private:
+    int32_t    n_pending() const { return static_cast<int32_t>(pending_.size() / width_); }
+    Candidates candidates(int32_t row, int32_t * predecessor) const;
+
+    std::shared_ptr<Model> model_;
+    Context &              target_;
+    int32_t                n_vocab_;
+    int32_t                n_candidates_;
+    size_t                 n_embd_;   // of one layer's features
+    size_t                 width_;    // of one position's features, all layers
+    int32_t                n_ubatch_;
+    Context                ctx_;
+    std::vector<float>     pending_;  // [n_pending, width]
+    int32_t                n_cached_   = 0;
+    int64_t                n_injected_ = 0;
+};
+
+}  // namespace pld
