@@ -22,7 +22,7 @@ from .errors import (
 from .model import Model, ModelInfo
 from .models import demo_pair
 from .params import GenerateParams, Params
-from .result import Chunk, Draft, Result, State, Stats, Verdict
+from .result import Chunk, Draft, DraftMemory, Result, State, Stats, Verdict
 from .speculator import Speculator
 from .stream import Stream
 
@@ -37,6 +37,7 @@ __all__ = [
     "DecodeError",
     "Device",
     "Draft",
+    "DraftMemory",
     "GenerateParams",
     "IncompatibleModelsError",
     "Model",

@@ -331,6 +331,13 @@ def engine_state(engine: EngineHandle) -> EngineState:
     return EngineState(out.n_past, out.n_pending, out.anchor, out.n_past_draft, out.n_injected, out.n_prefilled)
 
 
+def engine_memory(engine: EngineHandle) -> dict[str, int]:
+    """Return the fields of pld_engine_memory."""
+    out = _ffi.new("pld_engine_memory *")
+    check(_lib.pld_engine_get_memory(engine.pointer, out))
+    return _fields(out[0])
+
+
 def engine_reset(engine: EngineHandle) -> None:
     """Forget all cached tokens."""
     check(_lib.pld_engine_reset(engine.pointer))

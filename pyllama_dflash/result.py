@@ -86,6 +86,27 @@ class State:
 
 
 @dataclass(frozen=True, **SLOTS)
+class DraftMemory:
+    """What the draft keeps between launches, all zero where llama.cpp's own draft graph runs.
+
+    Args:
+        n_graphs: graphs kept, at most 16: one for each shape of a launch.
+        n_nodes: nodes of the graph launched last.
+        n_graph_hits: launches whose graph was there.
+        n_graph_misses: launches whose graph had to be built.
+        kv_bytes: size of the draft's K/V cache.
+        compute_bytes: size of the memory that all graphs share, and of their inputs.
+    """
+
+    n_graphs: int
+    n_nodes: int
+    n_graph_hits: int
+    n_graph_misses: int
+    kv_bytes: int
+    compute_bytes: int
+
+
+@dataclass(frozen=True, **SLOTS)
 class Stats:
     """Figures of one call. Names are llama-server's where it has them; times are in milliseconds.
 

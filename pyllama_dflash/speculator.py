@@ -26,7 +26,7 @@ from ._turn import Hold
 from .errors import OrderError
 from .model import Model, PathLike
 from .params import GenerateParams, Params, check_int
-from .result import Chunk, Draft, Result, State, Verdict
+from .result import Chunk, Draft, DraftMemory, Result, State, Verdict
 from .stream import Stream
 
 _P = Params()
@@ -368,6 +368,16 @@ class Speculator:
         """Where the object stands now."""
         state = self._session.turn.call(lambda: _ffi.engine_state(self._session.engine))
         return State(**{**state._asdict(), "anchor": None if state.anchor < 0 else state.anchor})
+
+    @property
+    def fused_draft(self) -> bool:
+        """Whether drafts come from our own graph, in one launch; the log says why not."""
+        return bool(self._session.engine.info["fused_draft"])
+
+    @property
+    def draft_memory(self) -> DraftMemory:
+        """What the draft keeps between launches."""
+        return DraftMemory(**self._session.turn.call(lambda: _ffi.engine_memory(self._session.engine)))
 
     def close(self) -> None:
         """Free the memory, and the models that were opened from paths; waits for a native call in progress."""

@@ -131,7 +131,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a tiny draft is like. window: a sliding window in its second layer. own: it has embeddings and a head."""
+    """What a tiny draft is like. window: a sliding window in its second layer. own: it has embeddings and a head.
+
+    keys: metadata of its own. rare: a tensor that few drafts have.
+    """
 
     version: int = 2
     block: int = 8
@@ -145,6 +148,8 @@ class Draft:
     reduced: bool = False
     noise: float = 0.25
     poison: float | None = None
+    keys: tuple[tuple[str, Any], ...] = ()
+    rare: str = ""
 
     def file(self) -> File:
         rng = np.random.default_rng([self.seed, 2, self.version])
@@ -177,6 +182,13 @@ class Draft:
             out.keys |= {"conv_kernel_size": CONV_TAPS, "conv_group_size": CONV_GROUP}
             out.keys |= {"selector_rank": RANK, "selector_top_k": TOP_K}
             out.tensors |= world.selector(rng)
+        out.keys |= dict(self.keys)
+        if self.rare == "rope_freqs":
+            out.tensors["rope_freqs.weight"] = np.linspace(1, 4, D_HEAD // 2, dtype=np.float32)
+        elif self.rare == "attn_sinks":
+            out.tensors |= {f"blk.{i}.attn_sinks.weight": np.ones(N_HEAD, np.float32) for i in range(self.n_layer)}
+        elif self.rare:
+            out.tensors |= {f"blk.{i}.{self.rare}.weight": np.ones(N_EMBD, np.float32) for i in range(self.n_layer)}
         if self.poison is not None:
             out.tensors["blk.0.ffn_down.weight"][:] = self.poison
         return out

@@ -18,7 +18,7 @@ struct DraftGraph {
     int32_t n_nodes() const { return ggml_graph_n_nodes(graph); }
 };
 
-// features: the target's tensors [n_embd, n_rows], read where they lie; none without rows of the target.
+// features: the target's tensors [n_embd, n_rows or more], read where they lie; none without rows of the target.
 DraftGraph build_draft_graph(const DraftModel & model, const DraftCache & cache, const DraftInputs & inputs, const DraftRows & rows,
                              const std::vector<const ggml_tensor *> & features, int32_t n_candidates, bool flash_attn);
 

@@ -29,6 +29,7 @@ public:
     const DraftGraph & get(const DraftShape & shape);
 
     int32_t size() const { return static_cast<int32_t>(kept_.size()); }
+    int32_t n_nodes() const { return kept_.empty() ? 0 : kept_.front().graph.n_nodes(); }  // of the one used last
     int64_t hits() const { return hits_; }
     int64_t misses() const { return misses_; }
     size_t  n_bytes() const { return ggml_gallocr_get_buffer_size(allocator_.get(), 0); }

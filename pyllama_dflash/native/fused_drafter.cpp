@@ -32,6 +32,7 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, Context & target, const
       flash_attn_(params.flash_attn != 0),
       draft_(*model_, *llama_get_model(target.get())),
       backend_(open_backend(draft_.device())),
+      cpu_(ggml_backend_is_cpu(backend_.get())),
       cache_(draft_, backend_.get(), static_cast<ggml_type>(params.type_k_draft), static_cast<ggml_type>(params.type_v_draft),
              params.n_ctx),
       inputs_(draft_, cache_, backend_.get(), max_rows_),
@@ -73,6 +74,7 @@ void FusedDrafter::reserve_largest() {
 
 void FusedDrafter::memory(pld_engine_memory & out) const {
     out.n_graphs       = graphs_.size();
+    out.n_nodes        = graphs_.n_nodes();
     out.n_graph_hits   = graphs_.hits();
     out.n_graph_misses = graphs_.misses();
     out.kv_bytes       = static_cast<int64_t>(cache_.n_bytes());
@@ -80,7 +82,7 @@ void FusedDrafter::memory(pld_engine_memory & out) const {
 }
 
 void FusedDrafter::attach(const ThreadPool & pool, int32_t n_threads) {
-    if (ggml_backend_is_cpu(backend_.get())) {
+    if (cpu_) {
         ggml_backend_cpu_set_n_threads(backend_.get(), n_threads);
         ggml_backend_cpu_set_threadpool(backend_.get(), pool.get());
     }
@@ -121,11 +123,21 @@ void FusedDrafter::add_features(int32_t n) {
     seq_.n_kept   = n;
 }
 
+// Rows of the target's last batch that a launch takes. A GPU waits for launches more than for rows: all of them, so that the
+// shape does not depend on what was accepted. A CPU pays for each row, and multiplies four at a time.
+int32_t FusedDrafter::n_rows() const {
+    if (seq_.features.empty()) {
+        return 0;
+    }
+    const auto all = static_cast<int32_t>(seq_.features[0]->ne[1]);
+    return cpu_ ? std::min(all, GGML_PAD(seq_.n_kept, 4)) : all;
+}
+
 void FusedDrafter::launch(int32_t anchor, int32_t n, float * out) {
     const auto pos = seq_.n_cached;
     DraftShape shape;
     shape.features     = seq_.features;
-    shape.rows.n_rows  = seq_.features.empty() ? 0 : static_cast<int32_t>(seq_.features[0]->ne[1]);
+    shape.rows.n_rows  = n_rows();
     shape.rows.n_block = n > 0 ? n + 1 : 0;
     shape.rows.n_kv    = n > 0 ? cache_.n_kv(n_past() + n + 1) : 0;
 

@@ -44,6 +44,7 @@ private:
 
     const ggml_tensor * local(const ggml_tensor * feature, size_t index);
     void                reserve_largest();
+    int32_t             n_rows() const;
     // Write what waits and, with n > 0, run a block that drafts n tokens into out [n, 2k].
     void launch(int32_t anchor, int32_t n, float * out);
 
@@ -55,6 +56,7 @@ private:
     bool                   flash_attn_;
     DraftModel             draft_;
     ggml_backend_ptr       backend_;
+    bool                   cpu_;
     DraftCache             cache_;
     DraftInputs            inputs_;
     DraftGraphs            graphs_;

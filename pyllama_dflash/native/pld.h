@@ -157,6 +157,7 @@ typedef struct pld_engine_state {
 /* What our own draft graph keeps; all zero without it. */
 typedef struct pld_engine_memory {
     int32_t n_graphs;       /* graphs kept, one for each shape of a launch */
+    int32_t n_nodes;        /* of the graph launched last */
     int64_t n_graph_hits;   /* launches whose graph was there */
     int64_t n_graph_misses; /* launches whose graph had to be built */
     int64_t kv_bytes;       /* of the draft's K/V cache */
