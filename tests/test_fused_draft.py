@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import TINY, Models, checked_run
+from laws import Models, checked_run
 from tiny import N_VOCAB, SAID, Draft, Target
 
 import pyllama_dflash as pd
@@ -215,7 +215,8 @@ def test_a_run_says_the_same_in_the_same_rounds(models: Models, draft: Draft, n_
 
 
 @pytest.mark.parametrize(
-    ("rare", "reason"), [("attn_sinks", "sinks"), ("post_attention_norm", "post norms"), ("post_ffw_norm", "post norms")]
+    ("rare", "reason"),
+    [("attn_sinks", "sinks"), ("post_attention_norm", "post norms"), ("post_ffw_norm", "post norms")],
 )
 def test_what_it_does_not_know_runs_through_llama_cpp(
     models: Models, caplog: pytest.LogCaptureFixture, rare: str, reason: str

@@ -31,6 +31,7 @@ std::vector<int32_t> token_ids(const float * ids, int32_t n, int32_t n_vocab) {
 std::unique_ptr<Drafter> make_drafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params) {
     if (params.fused_draft) {
         try {
+            const log::Opening opening;  // ggml checks shapes by assertion
             return std::make_unique<FusedDrafter>(model, target, params);
         } catch (const Unsupported & e) {
             log::write(log::INFO, model->header().name() + ": llama.cpp's own draft graph is used, because " + e.what());

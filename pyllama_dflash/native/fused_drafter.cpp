@@ -4,7 +4,6 @@
 #include "ggml-cpu.h"
 #include "llama-ext.h"
 #include "llama-model.h"
-#include "log.h"
 
 #include <algorithm>
 
@@ -42,8 +41,7 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, Context & target, const
     if (draft_.head()->ne[1] < n_candidates_) {
         throw Unsupported("its head has fewer tokens than a draft has candidates");
     }
-    const log::Opening opening;
-    const bool         choose = params.flash_attn < 0 && !ggml_is_quantized(static_cast<ggml_type>(params.type_v_draft));
+    const bool choose = params.flash_attn < 0 && !ggml_is_quantized(static_cast<ggml_type>(params.type_v_draft));
     try {
         reserve_largest();
     } catch (const Unsupported &) {
