@@ -164,12 +164,11 @@ private:
         });
     }
 
-    // x [H, B] -> [2k, n] for the n = B - 1 mask slots: the anchor is known. Its row goes through the head nevertheless, for a
-    // product of eight rows costs a CPU less than one of seven.
+    // x [H, B] -> [2k, n] for the n = B - 1 mask slots: the anchor is known.
     ggml_tensor * candidates(ggml_tensor * x) {
-        const auto n      = x->ne[1] - 1;
-        auto *     logits = tail(ggml_mul_mat(ctx_, model_.head(), x));  // [V, n]
         x                 = tail(x);
+        const auto n      = x->ne[1];
+        auto *     logits = ggml_mul_mat(ctx_, model_.head(), x);  // [V, n]
         if (model_.dflash2()) {
             logits = transform(logits);
         }
