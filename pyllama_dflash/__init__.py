@@ -22,7 +22,7 @@ from .errors import (
 from .model import Model, ModelInfo
 from .models import demo_pair
 from .params import GenerateParams, Params
-from .result import Chunk, Draft, DraftMemory, Result, State, Stats, Verdict
+from .result import Chunk, Draft, Graph, Memory, Result, State, Stats, Verdict
 from .speculator import Speculator
 from .stream import Stream
 
@@ -37,9 +37,10 @@ __all__ = [
     "DecodeError",
     "Device",
     "Draft",
-    "DraftMemory",
     "GenerateParams",
+    "Graph",
     "IncompatibleModelsError",
+    "Memory",
     "Model",
     "ModelInfo",
     "ModelLoadError",

@@ -338,6 +338,14 @@ def engine_memory(engine: EngineHandle) -> dict[str, int]:
     return _fields(out[0])
 
 
+def engine_graphs(engine: EngineHandle) -> list[dict[str, int]]:
+    """Return the fields of each pld_graph."""
+    n = check(_lib.pld_engine_graphs(engine.pointer, _ffi.NULL, 0))
+    out = _ffi.new("pld_graph[]", n)
+    check(_lib.pld_engine_graphs(engine.pointer, out, n))
+    return [_fields(graph) for graph in out]
+
+
 def engine_reset(engine: EngineHandle) -> None:
     """Forget all cached tokens."""
     check(_lib.pld_engine_reset(engine.pointer))

@@ -10,6 +10,7 @@ from ._turn import Hold, Turn
 from .errors import ContextFullError, DFlashError
 from .model import Model, PathLike
 from .params import GenerateParams, Params, check_int
+from .result import Graph, Memory
 
 T = TypeVar("T")
 
@@ -73,6 +74,13 @@ class Session:
     def state(self, hold: Hold) -> _ffi.EngineState:
         """Return where the engine stands."""
         return self.step(hold, lambda: _ffi.engine_state(self.engine))
+
+    def memory(self) -> Memory:
+        """Return what is kept between rounds."""
+        figures, graphs = self.turn.call(
+            lambda: (_ffi.engine_memory(self.engine), _ffi.engine_graphs(self.engine)),
+        )
+        return Memory(**figures, graphs=tuple(Graph(**graph) for graph in graphs))
 
     def step(self, hold: Hold, function: Callable[[], T]) -> T:
         """Run one native call of the holder."""

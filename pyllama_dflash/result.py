@@ -86,16 +86,36 @@ class State:
 
 
 @dataclass(frozen=True, **SLOTS)
-class DraftMemory:
-    """What the draft keeps between launches, all zero where llama.cpp's own draft graph runs.
+class Graph:
+    """A graph of a small batch, built once and kept: a verify's, or a launch of our own draft graph.
 
     Args:
-        n_graphs: graphs kept, at most 16: one for each shape of a launch.
-        n_nodes: nodes of the graph launched last.
+        draft: 1 for the draft's, 0 for the target's.
+        n_rows: tokens of the batch, or of the block, anchor included.
+        n_injected: draft: rows of the target's features that are written to its cache in the same launch.
+        n_hits: how often it was run again since it was built.
+        bytes: of its own compute buffers; the draft's graphs share theirs.
+    """
+
+    draft: int
+    n_rows: int
+    n_injected: int
+    n_hits: int
+    bytes: int
+
+
+@dataclass(frozen=True, **SLOTS)
+class Memory:
+    """What is kept between rounds. All but `graphs` is of our own draft graph, and zero where llama.cpp's runs.
+
+    Args:
+        n_graphs: draft graphs kept, at most 16: one for each shape of a launch.
+        n_nodes: nodes of the draft graph launched last.
         n_graph_hits: launches whose graph was there.
         n_graph_misses: launches whose graph had to be built.
         kv_bytes: size of the draft's K/V cache.
-        compute_bytes: size of the memory that all graphs share, and of their inputs.
+        compute_bytes: size of the memory that all draft graphs share, and of their inputs.
+        graphs: each graph kept, the target's first: at most 16 of each, the target's up to 256 MiB.
     """
 
     n_graphs: int
@@ -104,6 +124,7 @@ class DraftMemory:
     n_graph_misses: int
     kv_bytes: int
     compute_bytes: int
+    graphs: tuple[Graph, ...] = ()
 
 
 @dataclass(frozen=True, **SLOTS)

@@ -26,7 +26,7 @@ from ._turn import Hold
 from .errors import OrderError
 from .model import Model, PathLike
 from .params import GenerateParams, Params, check_int
-from .result import Chunk, Draft, DraftMemory, Result, State, Verdict
+from .result import Chunk, Draft, Memory, Result, State, Verdict
 from .stream import Stream
 
 _P = Params()
@@ -375,9 +375,9 @@ class Speculator:
         return bool(self._session.engine.info["fused_draft"])
 
     @property
-    def draft_memory(self) -> DraftMemory:
-        """What the draft keeps between launches."""
-        return DraftMemory(**self._session.turn.call(lambda: _ffi.engine_memory(self._session.engine)))
+    def memory(self) -> Memory:
+        """What is kept between rounds: graphs, and the draft's buffers."""
+        return self._session.memory()
 
     def close(self) -> None:
         """Free the memory, and the models that were opened from paths; waits for a native call in progress."""

@@ -20,6 +20,7 @@ import pyllama_dflash as pd
 
 TARGET = Target()  # F32: the two paths differ by the order of their sums, and by what an F16 cache makes of that
 TOLERANCE = 0.02
+ON_CPU: dict[str, Any] = {"n_gpu_layers": 0, "n_gpu_layers_draft": 0}
 EXACT: dict[str, Any] = {"type_k_draft": "f32", "type_v_draft": "f32", "flash_attn": "off"}
 DRAFTS = [
     Draft(),
@@ -45,14 +46,17 @@ PROMPT = "the quick brown fox jumps over the lazy dog and then it goes on "
 
 
 class Two:
-    """Two Speculators on the same files: our graph and the reference. They take the same calls."""
+    """Two Speculators on the same files, our graph and the reference, that take the same calls.
+
+    On the CPU: a GPU multiplies other numbers of rows in other precisions, and test_gpu.py has what can be said there.
+    """
 
     def __init__(
         self, models: Models, draft: Draft, target: Target = TARGET, tolerance: float = TOLERANCE, **options: Any
     ) -> None:
         self.tolerance = tolerance
-        self.ours = models.get(target, draft, **options)
-        self.reference = models.get(target, draft, fused_draft=False, **options)
+        self.ours = models.get(target, draft, **ON_CPU, **options)
+        self.reference = models.get(target, draft, **ON_CPU, fused_draft=False, **options)
         assert (self.ours.fused_draft, self.reference.fused_draft) == (True, False)
         self.n_compared = 0
 
@@ -224,7 +228,8 @@ def test_what_it_does_not_know_runs_through_llama_cpp(
     caplog.set_level(logging.INFO, "pyllama_dflash")
     with models.fresh(TARGET, Draft(rare=rare)) as spec:
         assert not spec.fused_draft
-        assert spec.draft_memory == pd.DraftMemory(0, 0, 0, 0, 0, 0)
+        assert spec.memory == pd.Memory(0, 0, 0, 0, 0, 0, spec.memory.graphs)
+        assert not any(graph.draft for graph in spec.memory.graphs)
         checked_run(spec, PROMPT, max_tokens=20)
     lines = [record for record in caplog.records if "llama.cpp's own draft graph" in record.getMessage()]
     assert [(record.levelno, reason in record.getMessage()) for record in lines] == [(logging.INFO, True)]
@@ -242,12 +247,18 @@ def test_graphs_are_built_once_for_each_shape(models: Models) -> None:
     with models.fresh(TARGET, Draft()) as spec:
         for _ in range(2):
             checked_run(spec, PROMPT, max_tokens=100)
-        before = spec.draft_memory
+        before = spec.memory
         checked_run(spec, PROMPT, max_tokens=100)
-        after = spec.draft_memory
+        after = spec.memory
     assert after.n_graph_misses == before.n_graph_misses
     assert after.n_graph_hits > before.n_graph_hits
     assert 1 <= after.n_graphs <= 16
+    ours = [graph for graph in after.graphs if graph.draft]
+    assert len(ours) == after.n_graphs
+    assert {graph.n_rows for graph in ours} >= {8}
+    theirs = {graph.n_rows: graph for graph in after.graphs if not graph.draft}
+    assert theirs[8].n_hits > 0
+    assert theirs[8].bytes > 0
     assert after.kv_bytes >= 2 * 2 * 3 * 64 * 513  # K and V, F16, layers, width, cells
     assert (after.compute_bytes, after.kv_bytes) == (before.compute_bytes, before.kv_bytes)
 
@@ -260,8 +271,8 @@ def test_the_graphs_kept_are_few(models: Models) -> None:
                 break
             spec.verify([0] * n)
             spec.draft(n_max=n)
-        assert spec.draft_memory.n_graphs == 16
-        assert spec.draft_memory.n_graph_misses > 16
+        assert spec.memory.n_graphs == 16
+        assert spec.memory.n_graph_misses > 16
 
 
 def test_nothing_grows_over_ten_thousand_rounds(models: Models) -> None:
@@ -275,10 +286,10 @@ def test_nothing_grows_over_ten_thousand_rounds(models: Models) -> None:
                 spec.verify(spec.draft(n_max=rng.randint(0, 2)))
 
         rounds(3000)  # until malloc has seen every size
-        before, memory = resident(), spec.draft_memory
+        before, memory = resident(), spec.memory
         rounds(7000)
         assert resident() - before < 4 << 20  # 600 bytes a round
-        after = spec.draft_memory
+        after = spec.memory
         assert (after.kv_bytes, after.compute_bytes) == (memory.kv_bytes, memory.compute_bytes)
         assert after.n_graphs <= 16
 
@@ -297,8 +308,8 @@ def resident() -> int:
 @contextmanager
 def demo_pair(demo: tuple[Path, Path], **options: Any) -> Iterator[tuple[pd.Speculator, pd.Speculator]]:
     with (
-        pd.Speculator(*demo, n_ctx=512, **options) as ours,
-        pd.Speculator(*demo, n_ctx=512, fused_draft=False, **options) as reference,
+        pd.Speculator(*demo, n_ctx=512, **ON_CPU, **options) as ours,
+        pd.Speculator(*demo, n_ctx=512, fused_draft=False, **ON_CPU, **options) as reference,
     ):
         assert (ours.fused_draft, reference.fused_draft) == (True, False)
         yield ours, reference

@@ -80,3 +80,23 @@ def test_every_row_of_a_batch_carries_its_own_argmax(demo: tuple[Path, Path]) ->
         assert chosen[True, width] == chosen[False, width]
         assert len(chosen[True, width]) == width
     assert len(set(chosen[True, 16])) > 4
+
+
+def test_one_launch_drafts_as_llama_cpps_graph_does(demo: tuple[Path, Path]) -> None:
+    """The two multiply other numbers of rows at once, in other kernels: some choice turns, acceptance does not."""
+    n, n_same, accepted = 0, 0, [0, 0]
+    with pd.Speculator(*demo, n_ctx=1024) as ours, pd.Speculator(*demo, n_ctx=1024, fused_draft=False) as reference:
+        assert (ours.fused_draft, reference.fused_draft) == (True, False)
+        for prompt in PROMPTS:
+            for spec in (ours, reference):
+                spec.prefill(spec.target.tokenize(spec.target.apply_chat_template(prompt), add_special=False))
+            for _ in range(24):
+                a, b = ours.draft(), reference.draft()
+                n += len(b.tokens)
+                n_same += sum(x == y for x, y in zip(a.tokens, b.tokens))
+                verdicts = [spec.verify(b) for spec in (ours, reference)]
+                assert verdicts[0].chosen == verdicts[1].chosen
+                accepted[0] += first_difference(a.tokens, verdicts[1].accepted) or len(verdicts[1].accepted)
+                accepted[1] += len(verdicts[1].accepted)
+    assert n_same > 0.85 * n, (n_same, n)
+    assert accepted[0] > 0.9 * accepted[1], accepted

@@ -33,4 +33,5 @@ def test_batch_of_eight_rows_equals_plain_weights_to_rounding() -> None:
     # one in a thousand of a row's variance is left unexplained.
     for ours, reference in zip(packed, plain):
         assert np.corrcoef(ours, reference)[0, 1] > 0.998
-    assert (packed.argmax(axis=1) == plain.argmax(axis=1)).all()
+        # The best token is the same, or one that the reference puts as high to rounding.
+        assert reference.max() - reference[ours.argmax()] <= 2 * (ours - reference).std()

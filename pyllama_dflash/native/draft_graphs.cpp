@@ -47,6 +47,7 @@ const DraftGraph & DraftGraphs::get(const DraftShape & shape) {
                                      [&](const Kept & k) { return same(k.rows, shape.rows) && k.places == places; });
     if (it != kept_.end()) {
         ++hits_;
+        ++it->n_hits;
         kept_.splice(kept_.begin(), kept_, it);
         return kept_.front().graph;
     }
@@ -58,11 +59,17 @@ const DraftGraph & DraftGraphs::get(const DraftShape & shape) {
     if (n_bytes() != before) {
         kept_.clear();  // they lie in the buffer that was given up
     }
-    kept_.push_front({shape.rows, places, std::move(graph)});
+    kept_.push_front({shape.rows, places, std::move(graph), 0});
     if (kept_.size() > MAX_GRAPHS) {
         kept_.pop_back();
     }
     return kept_.front().graph;
+}
+
+void DraftGraphs::list(std::vector<pld_graph> & out) const {
+    for (const auto & k : kept_) {
+        out.push_back({1, k.rows.n_block, k.rows.n_rows, k.n_hits, 0});
+    }
 }
 
 }  // namespace pld

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "draft_graph.h"
+#include "api.h"
 
 #include <functional>
 #include <list>
@@ -28,6 +29,9 @@ public:
     // The graph of a shape, ready to run. The reference is good until the next call. Throws Error(PLD_E_MEMORY).
     const DraftGraph & get(const DraftShape & shape);
 
+    // Append those that are kept, the last used first.
+    void list(std::vector<pld_graph> & out) const;
+
     int32_t size() const { return static_cast<int32_t>(kept_.size()); }
     int32_t n_nodes() const { return kept_.empty() ? 0 : kept_.front().graph.n_nodes(); }  // of the one used last
     int64_t hits() const { return hits_; }
@@ -39,6 +43,7 @@ private:
         DraftRows                 rows;
         std::vector<const void *> places;
         DraftGraph                graph;
+        int64_t                   n_hits;
     };
 
     ggml_backend_t   backend_;

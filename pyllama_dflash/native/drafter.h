@@ -22,6 +22,7 @@ public:
     virtual int32_t n_past() const     = 0;
     virtual int64_t n_injected() const = 0;
     virtual void    memory(pld_engine_memory & out) const = 0;
+    virtual void    graphs(std::vector<pld_graph> & out) const = 0;
 
     virtual void attach(const ThreadPool & pool, int32_t n_threads) = 0;
     // Give up what an assertion that failed half way through a graph left in an unknown state.

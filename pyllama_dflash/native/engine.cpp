@@ -163,6 +163,19 @@ pld_engine_memory Engine::memory() const {
     return out;
 }
 
+std::vector<pld_graph> Engine::graphs() {
+    std::vector<llama_graph_cache_entry> kept(static_cast<size_t>(llama_graph_cache_get(ctx_->get(), nullptr, 0)));
+    llama_graph_cache_get(ctx_->get(), kept.data(), static_cast<int32_t>(kept.size()));
+    std::vector<pld_graph> out;
+    for (const auto & g : kept) {
+        out.push_back({0, static_cast<int32_t>(g.n_tokens), 0, static_cast<int64_t>(g.n_hits), static_cast<int64_t>(g.size)});
+    }
+    if (drafter_) {
+        drafter_->graphs(out);
+    }
+    return out;
+}
+
 void Engine::reset() {
     seq_    = {};
     n_rows_ = 0;

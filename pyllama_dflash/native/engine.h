@@ -29,6 +29,7 @@ public:
     pld_engine_info  info() const;
     pld_engine_state state() const;
     pld_engine_memory memory() const;
+    std::vector<pld_graph> graphs();
 
     void    reset();
     int32_t begin(const int32_t * tokens, int32_t n);

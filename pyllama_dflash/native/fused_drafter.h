@@ -17,6 +17,7 @@ public:
     int32_t n_past() const override { return seq_.n_cached + seq_.n_kept; }
     int64_t n_injected() const override { return n_injected_; }
     void    memory(pld_engine_memory & out) const override;
+    void    graphs(std::vector<pld_graph> & out) const override { graphs_.list(out); }
 
     void attach(const ThreadPool & pool, int32_t n_threads) override;
     void leak() noexcept override { static_cast<void>(backend_.release()); }

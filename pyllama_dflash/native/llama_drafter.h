@@ -15,6 +15,7 @@ public:
     int32_t n_past() const override { return n_cached_ + n_pending(); }
     int64_t n_injected() const override { return n_injected_; }
     void    memory(pld_engine_memory &) const override {}
+    void    graphs(std::vector<pld_graph> &) const override {}
 
     void attach(const ThreadPool & pool, int32_t n_threads) override { ctx_.attach(pool, n_threads); }
     void leak() noexcept override { ctx_.leak(); }

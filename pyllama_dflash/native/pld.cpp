@@ -100,6 +100,7 @@ int32_t pld_struct_size(const char * name) {
         {"pld_engine_info", sizeof(pld_engine_info)},   {"pld_engine_state", sizeof(pld_engine_state)},
         {"pld_draft_params", sizeof(pld_draft_params)}, {"pld_verdict", sizeof(pld_verdict)},
         {"pld_engine_memory", sizeof(pld_engine_memory)},
+        {"pld_graph", sizeof(pld_graph)},
     };
     const auto it = name ? sizes.find(name) : sizes.end();
     return it == sizes.end() ? -1 : static_cast<int32_t>(it->second);
@@ -299,6 +300,17 @@ int32_t pld_engine_get_memory(const pld_engine * engine, pld_engine_memory * out
         require_pointers(engine, out);
         *out = engine->engine.memory();
         return PLD_OK;
+    });
+}
+
+int32_t pld_engine_graphs(pld_engine * engine, pld_graph * out, int32_t cap) {
+    return guard([&] {
+        require_pointers(engine);
+        const auto graphs = engine->engine.graphs();
+        if (out) {
+            std::copy_n(graphs.begin(), std::clamp<size_t>(static_cast<size_t>(std::max(cap, 0)), 0, graphs.size()), out);
+        }
+        return static_cast<int32_t>(graphs.size());
     });
 }
 

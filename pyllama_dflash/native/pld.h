@@ -164,6 +164,15 @@ typedef struct pld_engine_memory {
     int64_t compute_bytes;  /* of the memory that all graphs share, and of their inputs */
 } pld_engine_memory;
 
+/* A graph of a small batch that is kept, built once: a verify of the target's, or a launch of our own draft graph. */
+typedef struct pld_graph {
+    int32_t draft;      /* 0: the target's, 1: the draft's */
+    int32_t n_rows;     /* tokens of the batch, or of the block */
+    int32_t n_injected; /* draft: rows of features that are written with it */
+    int64_t n_hits;     /* how often it was run again */
+    int64_t bytes;      /* of its own compute buffers; the draft's graphs share theirs */
+} pld_graph;
+
 /* A K/V cache type by name ("f16", "q8_0", ...), or -1. */
 int32_t pld_kv_type(const char *name);
 
@@ -173,6 +182,8 @@ void pld_engine_free(pld_engine *engine);
 int32_t pld_engine_get_info(const pld_engine *engine, pld_engine_info *out);
 int32_t pld_engine_get_state(const pld_engine *engine, pld_engine_state *out);
 int32_t pld_engine_get_memory(const pld_engine *engine, pld_engine_memory *out);
+/* Number of graphs kept; up to cap of them are written. */
+int32_t pld_engine_graphs(pld_engine *engine, pld_graph *out, int32_t cap);
 /* Forget all cached tokens. */
 int32_t pld_engine_reset(pld_engine *engine);
 
