@@ -109,7 +109,7 @@ class Stage:
             "pld_engine_get_info": [engine, new("pld_engine_info *")],
             "pld_engine_get_state": [engine, new("pld_engine_state *")],
             "pld_engine_get_memory": [engine, new("pld_engine_memory *")],
-            "pld_engine_graphs": [engine, new("pld_graph[]", 4), 4],
+            "pld_engine_graphs": [engine, new("pld_graph[]", 32), 32],
             "pld_engine_reset": [engine],
             "pld_engine_begin": [engine, ids, 16, new("int32_t *")],
             "pld_engine_prefill": [engine],
