@@ -24,7 +24,7 @@ INTS, FLOATS = [INT_MIN, -2, -1, 0, 1, INT_MAX], [-1.0, NAN, INF, -INF, 3e38]
 N_CTX, N_MAX = 64, 7
 # arguments that say how large a buffer is
 SIZES = {("pld_log_next", 2), ("pld_model_meta_key", 3), ("pld_model_meta", 3), ("pld_model_tensor_types", 2)}
-SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piece", 4)}
+SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piece", 4), ("pld_engine_graphs", 2)}
 ENGINE = {"n_ctx": N_CTX, "n_ubatch": 8, "n_threads": 1, "n_max": -1, "flash_attn": -1, "backend_argmax": 0}
 ENGINE |= {"fused_draft": 1}
 KV = {name: lib.pld_kv_type(b"f16") for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")}
@@ -109,7 +109,7 @@ class Stage:
             "pld_engine_get_info": [engine, new("pld_engine_info *")],
             "pld_engine_get_state": [engine, new("pld_engine_state *")],
             "pld_engine_get_memory": [engine, new("pld_engine_memory *")],
-            "pld_engine_graphs": [engine, new("pld_graph[]", 32), 32],
+            "pld_engine_graphs": [engine, new("pld_graph[]", 4), 4],
             "pld_engine_reset": [engine],
             "pld_engine_begin": [engine, ids, 16, new("int32_t *")],
             "pld_engine_prefill": [engine],

@@ -182,7 +182,7 @@ void pld_engine_free(pld_engine *engine);
 int32_t pld_engine_get_info(const pld_engine *engine, pld_engine_info *out);
 int32_t pld_engine_get_state(const pld_engine *engine, pld_engine_state *out);
 int32_t pld_engine_get_memory(const pld_engine *engine, pld_engine_memory *out);
-/* Number of graphs kept; up to cap of them are written. */
+/* Number of graphs kept; up to cap of them are written, none with out NULL. */
 int32_t pld_engine_graphs(pld_engine *engine, pld_graph *out, int32_t cap);
 /* Forget all cached tokens. */
 int32_t pld_engine_reset(pld_engine *engine);
