@@ -16,6 +16,9 @@ constexpr llama_seq_id SEQ = 0;
 
 ThreadPool::ThreadPool(int32_t n_threads) {
     auto       params  = ggml_threadpool_params_default(n_threads);
+    // Threads wait awake for the next graph for some milliseconds, which spans the gaps of a round. ggml's 50 makes that a tenth
+    // of a second and more, in which another engine's threads find the cores taken.
+    params.poll        = 1;
     const auto message = format("could not start %d threads: the system allows no more, or memory is short", n_threads);
     try {
         const log::Opening opening;  // ggml asserts that each thread starts
