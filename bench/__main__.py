@@ -1,23 +1,31 @@
-"""python -m bench COMMAND: measure into JSON lines, or print the table of such a file."""
+"""python -m bench COMMAND: measure into JSON lines, or print the tables of such a file."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyllama_dflash import demo_pair
 
-from . import paired, records, widths
+from . import peer, records, rounds, tables, upstream, widths
+from .records import Record, Sizes
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("upstream", help="our loop against upstream's own and plain decoding")
-    run.add_argument("--n-max", type=int, nargs="+", default=[7], metavar="N")
-    run.add_argument("--tokens", type=int, default=128, help="to generate for each prompt (default %(default)s)")
+    run = commands.add_parser("round", help="our loop against plain decoding, upstream's own and xllamacpp's")
+    run.add_argument("--n-max", type=int, nargs="+", default=[3, 7], metavar="N")
+    run.add_argument("--tokens", type=int, default=256, help="to generate for each prompt (default %(default)s)")
+    run.add_argument("--prompts", type=int, metavar="N", help="only so many, kinds mixed; default: all 20")
+    run.add_argument("--head", type=int, default=0, metavar="N", help="count upstream's from its N-th token on; 0: all")
+    for name, what in (("upstream", "with our patches"), ("upstream-pinned", "with patch 0001 only")):
+        run.add_argument(f"--{name}", type=Path, metavar="PATH", help=f"a {upstream.NAME} {what}; default: build it")
+    run.add_argument("--no-upstream", action="store_true", help="leave both programs out")
+    run.add_argument("--no-xllamacpp", action="store_true", help="leave it out where it is installed")
     cost = commands.add_parser("widths", help="what a verify and a draft of each width cost")
     cost.add_argument("--widths", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7, 8, 16], metavar="W")
     for command, repeats in ((run, 1), (cost, 20)):
@@ -25,27 +33,50 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--draft", type=Path)
         command.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
         command.add_argument("--ctx", type=int, default=2048)
+        command.add_argument("--gpu-layers", type=int, default=-1, metavar="N", help="of target and draft; -1: all")
         command.add_argument("--repeats", type=int, default=repeats)
         command.add_argument("--out", type=Path, default=Path(f"build/bench/{command.prog.split()[-1]}.jsonl"))
-    show = commands.add_parser("table", help="the table of a file measured before")
+    show = commands.add_parser("table", help="the tables of a file measured before")
     show.add_argument("out", type=Path, metavar="FILE")
+    for command in (run, show):
+        text = "count prompts only during which other programs took no more of the CPUs than this, 0 to 1 (default 1)"
+        command.add_argument("--quiet", type=float, default=1.0, metavar="SHARE", help=text)
     return top
+
+
+def programs(args: argparse.Namespace) -> dict[str, Path]:
+    """Upstream's programs by arm, those not given built."""
+    if args.no_upstream:
+        return {}
+    given = ((upstream.PATCHED, args.upstream), (upstream.PINNED, args.upstream_pinned))
+    return {tree.name: path or tree.program() for tree, path in given}
+
+
+def measure(args: argparse.Namespace) -> Iterator[Record]:
+    if bool(args.target) != bool(args.draft):
+        raise SystemExit("give both --target and --draft, or neither for the demo pair")
+    target, draft = (args.target, args.draft) if args.target else map(Path, demo_pair())
+    sizes = Sizes(args.threads, args.ctx, args.gpu_layers)
+    if args.command == "widths":
+        return widths.measure(target, draft, args.widths, args.repeats, sizes)
+    prompts = records.read_prompts(args.prompts)
+    module = None if args.no_xllamacpp else peer.find(sizes)
+    n_maxs = sorted(set(args.n_max))
+    return rounds.measure(
+        rounds.Plan(target, draft, n_maxs, args.tokens, args.head, args.repeats, prompts, programs(args), module, sizes)
+    )
 
 
 def main() -> int:
     args = parser().parse_args()
     if args.command != "table":
-        pair = (args.target, args.draft) if args.target and args.draft else tuple(map(Path, demo_pair()))
-        sizes = (args.threads, args.ctx, args.repeats)
-        if args.command == "upstream":
-            rows = paired.measure(*pair, args.n_max, args.tokens, *sizes)
-        else:
-            rows = widths.measure(*pair, args.widths, *sizes)
+        rows = measure(args)
         args.out.unlink(missing_ok=True)
         records.write(args.out, rows)
         print(f"records: {args.out}", file=sys.stderr)
     found = records.read(args.out)
-    print((widths if any(row["record"] == "width" for row in found) else paired).table(found))
+    is_round = any(row["record"] == "run" for row in found)
+    print(tables.table(found, args.quiet) if is_round else widths.table(found))
     return 0
 
 

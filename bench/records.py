@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,39 @@ HERE = Path(__file__).resolve().parent
 Record = dict[str, Any]
 
 
-def read_prompts(path: Path = HERE / "prompts.jsonl") -> list[Record]:
-    """Prompts as {"kind", "text"}, one user message each."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+@dataclass(frozen=True)
+class Sizes:
+    """What every arm is opened with.
+
+    Args:
+        n_threads: CPU threads.
+        n_ctx: context size in tokens.
+        n_gpu_layers: layers of target and draft on the GPU; -1: all.
+    """
+
+    n_threads: int
+    n_ctx: int
+    n_gpu_layers: int
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.n_gpu_layers != 0 and any(device.is_gpu for device in build.devices())
+
+
+def read_prompts(n: int | None = None, path: Path = HERE / "prompts.jsonl") -> list[Record]:
+    """Prompts as {"prompt": its number, "kind", "text"}, one user message each.
+
+    Args:
+        n: how many; the first of each kind, then the second of each, so that kinds stay mixed. None: all.
+        path: one JSON object a line.
+    """
+    prompts = [{"prompt": index, **row} for index, row in enumerate(read(path))]
+    seen: dict[str, int] = {}
+    turns = []
+    for row in prompts:
+        seen[row["kind"]] = seen.get(row["kind"], 0) + 1
+        turns.append((seen[row["kind"]], row["prompt"]))
+    return [prompts[index] for index in sorted(index for _, index in sorted(turns)[:n])]
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
@@ -47,8 +78,21 @@ def commit() -> str:
     return head.stdout.strip() + ("+" if edits.stdout.strip() else "")
 
 
-def provenance(**models: str | os.PathLike[str] | None) -> Record:
-    """Facts that a reader needs to judge or repeat a measurement."""
+def driver() -> str:
+    """The NVIDIA driver's version line, "" without one."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def provenance(files: Mapping[str, Path | None], **options: Any) -> Record:
+    """Facts that a reader needs to judge or repeat a measurement.
+
+    Args:
+        files: models and programs that take part.
+        options: what the measurement was called with.
+    """
     return {
         "record": "provenance",
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -56,8 +100,33 @@ def provenance(**models: str | os.PathLike[str] | None) -> Record:
         "build": build.build_info(),
         "cpu": cpu_name(),
         "n_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "models": {name: {"file": Path(p).name, "sha256": sha256(p)} for name, p in models.items() if p},
+        "devices": [f"{device.name}: {device.description}" for device in build.devices()],
+        "driver": driver(),
+        "options": options,
+        "files": {name: {"file": path.name, "sha256": sha256(path)} for name, path in files.items() if path},
     }
+
+
+class Others:
+    """How much of the machine other programs took since this was made: measured times mean little if it is much."""
+
+    def __init__(self) -> None:
+        self.start = self._seconds()
+
+    @staticmethod
+    def _seconds() -> tuple[float, float, float]:
+        """Time, CPU time of all programs, and of this one with the children that it waited for; all in seconds."""
+        user, nice, system, _, _, *interrupts = map(
+            int, Path("/proc/stat").read_text("ascii").split("\n")[0].split()[1:9]
+        )
+        spent = os.times()
+        mine = spent.user + spent.system + spent.children_user + spent.children_system
+        return spent.elapsed, sum((user, nice, system, *interrupts)) / os.sysconf("SC_CLK_TCK"), mine
+
+    def share(self) -> float:
+        """CPU time of others over that of all CPUs, 0 to 1."""
+        elapsed, busy, mine = (now - then for now, then in zip(self._seconds(), self.start))
+        return max(0.0, busy - mine) / max(elapsed, 0.01) / (os.cpu_count() or 1)
 
 
 def write(path: Path, records: Iterable[Record]) -> None:

@@ -8,10 +8,11 @@ from statistics import median
 
 from pyllama_dflash import Speculator
 
-from . import records
-from .records import Record
+from . import records, startup
+from .records import Record, Sizes
 
-PROMPT = "A verify of several rows reads each weight once, so it should cost little more than one row."
+# About as long as a conversation of the benchmark's is half way: what attention costs depends on it.
+PROMPT = "A verify of several rows reads each weight once, so it should cost little more than one row. " * 6
 
 
 def verify_ms(spec: Speculator, width: int, repeats: int) -> list[float]:
@@ -25,43 +26,59 @@ def verify_ms(spec: Speculator, width: int, repeats: int) -> list[float]:
     return times
 
 
-def draft_ms(spec: Speculator, n_max: int, repeats: int) -> list[float]:
-    """Times of drafts of n_max tokens; features of one row are injected with each."""
-    spec.prefill(spec.target.tokenize(PROMPT))
-    times = []
+def turn_ms(spec: Speculator, width: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Times of verifies of `width` rows and of drafts, in turn: each finds the other's weights in the caches."""
+    tokens = spec.target.tokenize(PROMPT)
+    spec.prefill(tokens)
+    verified, drafted = [], []
     for _ in range(repeats):
-        spec.verify(())
-        times.append(spec.draft(n_max=n_max).t_ms)
-    return times
+        verified.append(spec.verify([tokens[0]] * (width - 1)).t_ms)
+        drafted.append(spec.draft(n_max=width - 1).t_ms)
+    return verified, drafted
 
 
-def measure(
-    target: Path, draft: Path, widths: Sequence[int], n_threads: int, n_ctx: int, repeats: int
-) -> Iterator[Record]:
-    """Yield the provenance, then a record for each width, taps and argmax on, widths interleaved."""
-    yield records.provenance(target=target, draft=draft)
-    sizes = {"n_ctx": n_ctx, "n_threads": n_threads}
-    times: dict[tuple[str, int], list[float]] = {}
-    with Speculator(target, draft, **sizes) as spec:
+def block(spec: Speculator, widths: Sequence[int], repeats: int) -> Iterator[Record]:
+    """Yield the times, in ms, of a few verifies of each width, alone and in turn with drafts, and of the drafts.
+
+    Taps and argmax are on.
+    """
+    for width in widths:
+        base = {"record": "width", "width": width}
+        yield {**base, "what": "verify", "ms": verify_ms(spec, width, repeats)}
+        if width > 1:
+            verified, drafted = turn_ms(spec, width, repeats)
+            yield {**base, "what": "turn", "ms": verified}
+            yield {**base, "what": "draft", "ms": drafted}
+
+
+def measure(target: Path, draft: Path, widths: Sequence[int], repeats: int, sizes: Sizes) -> Iterator[Record]:
+    """Yield the provenance, then records of five passes, widths interleaved, after one to warm up."""
+    yield records.provenance({"target": target, "draft": draft}, repeats=repeats, **vars(sizes))
+    with startup.open_ours(target, draft, sizes) as spec:
         fits = [width for width in widths if width <= spec.n_max + 1]
         for warm in (True, *[False] * 5):
-            for width in fits:
-                verified = verify_ms(spec, width, repeats)
-                drafted = draft_ms(spec, width - 1, repeats) if width > 1 else []
-                if not warm:
-                    times.setdefault(("verify", width), []).extend(verified)
-                    times.setdefault(("draft", width), []).extend(drafted)
-    for (what, width), values in times.items():
-        if values:
-            yield {"record": "width", "what": what, "width": width, "median_ms": median(values), "min_ms": min(values)}
+            rows = list(block(spec, fits, repeats))
+            if not warm:
+                yield from rows
+
+
+def costs(rows: Sequence[Record]) -> dict[tuple[str, int], list[float]]:
+    """Times in ms of all blocks by ("verify", "turn" or "draft", width)."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        if row["record"] == "width":
+            found.setdefault((row["what"], row["width"]), []).extend(row["ms"])
+    return found
 
 
 def table(rows: Sequence[Record]) -> str:
-    """Median and least time of a verify and of a draft by width."""
-    lines = [f"{'width':>5} {'verify ms':>10} {'(least)':>8} {'draft ms':>9} {'(least)':>8}"]
-    found = {(row["what"], row["width"]): row for row in rows if row["record"] == "width"}
+    """Median and least time of a verify, alone and in turn with drafts, and of a draft, by width."""
+    lines = [
+        f"{'width':>5}  {'verify ms':>9} {'(least)':>8} {'in turn':>9} {'(least)':>8} {'draft ms':>9} {'(least)':>8}"
+    ]
+    found = costs(rows)
     for width in sorted({width for _, width in found}):
-        cells = [found.get((what, width)) for what in ("verify", "draft")]
-        text = [f"{c['median_ms']:9.2f} {c['min_ms']:8.2f}" if c else " " * 18 for c in cells]
-        lines.append(f"{width:5}  {text[0]} {text[1]}")
+        cells = [found.get((what, width)) for what in ("verify", "turn", "draft")]
+        text = [f"{median(times):9.2f} {min(times):8.2f}" if times else " " * 18 for times in cells]
+        lines.append(f"{width:5}  {' '.join(text)}".rstrip())
     return "\n".join(lines)

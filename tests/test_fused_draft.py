@@ -18,9 +18,11 @@ from tiny import N_VOCAB, SAID, Draft, Target
 
 import pyllama_dflash as pd
 
+# A GPU multiplies other numbers of rows in other precisions: test_gpu.py has what can be said there.
+pytestmark = pytest.mark.skipif(any(device.is_gpu for device in pd.devices()), reason="bounds are those of a CPU")
+
 TARGET = Target()  # F32: the two paths differ by the order of their sums, and by what an F16 cache makes of that
 TOLERANCE = 0.02
-ON_CPU: dict[str, Any] = {"n_gpu_layers": 0, "n_gpu_layers_draft": 0}
 EXACT: dict[str, Any] = {"type_k_draft": "f32", "type_v_draft": "f32", "flash_attn": "off"}
 DRAFTS = [
     Draft(),
@@ -46,17 +48,14 @@ PROMPT = "the quick brown fox jumps over the lazy dog and then it goes on "
 
 
 class Two:
-    """Two Speculators on the same files, our graph and the reference, that take the same calls.
-
-    On the CPU: a GPU multiplies other numbers of rows in other precisions, and test_gpu.py has what can be said there.
-    """
+    """Two Speculators on the same files, our graph and the reference, that take the same calls."""
 
     def __init__(
         self, models: Models, draft: Draft, target: Target = TARGET, tolerance: float = TOLERANCE, **options: Any
     ) -> None:
         self.tolerance = tolerance
-        self.ours = models.get(target, draft, **ON_CPU, **options)
-        self.reference = models.get(target, draft, **ON_CPU, fused_draft=False, **options)
+        self.ours = models.get(target, draft, **options)
+        self.reference = models.get(target, draft, fused_draft=False, **options)
         assert (self.ours.fused_draft, self.reference.fused_draft) == (True, False)
         self.n_compared = 0
 
@@ -308,8 +307,8 @@ def resident() -> int:
 @contextmanager
 def demo_pair(demo: tuple[Path, Path], **options: Any) -> Iterator[tuple[pd.Speculator, pd.Speculator]]:
     with (
-        pd.Speculator(*demo, n_ctx=512, **ON_CPU, **options) as ours,
-        pd.Speculator(*demo, n_ctx=512, fused_draft=False, **ON_CPU, **options) as reference,
+        pd.Speculator(*demo, n_ctx=512, **options) as ours,
+        pd.Speculator(*demo, n_ctx=512, fused_draft=False, **options) as reference,
     ):
         assert (ours.fused_draft, reference.fused_draft) == (True, False)
         yield ours, reference
