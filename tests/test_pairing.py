@@ -42,6 +42,20 @@ def shorter_vocabulary(file: File) -> None:
         file.keys[f"tokenizer.ggml.{name}"] = file.keys[f"tokenizer.ggml.{name}"][:-1]
 
 
+def map_changed(token: int) -> Change:
+    """The second token of a reduced vocabulary, whose first is 0, is another."""
+
+    def change(file: File) -> None:
+        file.tensors["d2t"][1] = token
+
+    return change
+
+
+def few_tokens(file: File) -> None:
+    for name in ("d2t", "output.weight"):
+        file.tensors[name] = file.tensors[name][:8]
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[Target | Draft, Change], Path]:
     def write(like: Target | Draft, change: Change) -> Path:
@@ -133,6 +147,20 @@ WRONG_DRAFTS: dict[str, tuple[Draft, Change, type[Exception], str]] = {
         changed(tensors=DROPPED_SELECTOR),
         pd.ModelLoadError,
         "has DFlash2 keys but no tensor selector_hidden.weight: incomplete DFlash2 draft",
+    ),
+    **{
+        f"a reduced vocabulary with {what}": (Draft(reduced=True), map_changed(token), pd.ModelLoadError, message)
+        for what, token, message in (
+            ("a token twice", 0, r"its reduced vocabulary \(d2t\) names token 0 twice; convert"),
+            ("a token too high", 431, r"its reduced vocabulary \(d2t\) names token 431; there are 431; convert"),
+            ("a negative token", -1, r"its reduced vocabulary \(d2t\) names token -1; there are 431; convert"),
+        )
+    },
+    "a reduced vocabulary of fewer tokens than candidates": (
+        Draft(reduced=True),
+        few_tokens,
+        pd.ModelLoadError,
+        r"dflash.selector_top_k = \d+ is too many for embedding_length \d+ and 8 tokens",
     ),
     **{
         f"a selector and no {key}": (

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 namespace pld {
@@ -219,6 +220,21 @@ int64_t Header::tensor_ne(const char * name, int dim) const {
 ggml_type Header::tensor_type(const char * name) const {
     const auto id = gguf_find_tensor(gguf_.get(), name);
     return id < 0 ? GGML_TYPE_COUNT : gguf_get_tensor_type(gguf_.get(), id);
+}
+
+std::vector<int64_t> Header::tensor_integers(const char * name) const {
+    const auto id = gguf_find_tensor(gguf_.get(), name);
+    if (id < 0 || gguf_get_tensor_type(gguf_.get(), id) != GGML_TYPE_I64) {
+        fail(format("tensor %s is not of type I64", name));
+    }
+    std::vector<int64_t> out(gguf_get_tensor_size(gguf_.get(), id) / sizeof(int64_t));
+    std::ifstream        file(path_, std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(gguf_get_data_offset(gguf_.get()) + gguf_get_tensor_offset(gguf_.get(), id)));
+    file.read(reinterpret_cast<char *>(out.data()), static_cast<std::streamsize>(out.size() * sizeof(int64_t)));
+    if (!file) {
+        fail(format("tensor %s could not be read", name));
+    }
+    return out;
 }
 
 std::string Header::tensor_types() const {

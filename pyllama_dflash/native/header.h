@@ -27,6 +27,8 @@ public:
     // ne[dim] of a tensor, 0 if the file does not have it.
     int64_t tensor_ne(const char * name, int dim) const;
     ggml_type   tensor_type(const char * name) const;  // GGML_TYPE_COUNT if the file does not have it
+    // The values of an I64 tensor, read from the file. Throws Error(PLD_E_LOAD) if it has another type or can't be read.
+    std::vector<int64_t> tensor_integers(const char * name) const;
     std::string tensor_types() const;  // "F32 61, Q4_0 28"
 
     bool has(const std::string & key) const { return gguf_find_key(gguf_.get(), key.c_str()) >= 0; }

@@ -96,6 +96,21 @@ std::string other_draft(const Header & h) {
     return "";
 }
 
+// A reduced vocabulary names each of its tokens once.
+void check_token_map(const Header & h) {
+    std::vector<bool> seen(static_cast<size_t>(h.n_vocab()));
+    for (const auto token : h.tensor_integers("d2t")) {
+        if (token < 0 || token >= h.n_vocab()) {
+            fail(h, format("its reduced vocabulary (d2t) names token %lld; there are %lld; convert the draft again", (long long) token,
+                           (long long) h.n_vocab()));
+        }
+        if (seen[static_cast<size_t>(token)]) {
+            fail(h, format("its reduced vocabulary (d2t) names token %lld twice; convert the draft again", (long long) token));
+        }
+        seen[static_cast<size_t>(token)] = true;
+    }
+}
+
 }  // namespace
 
 DraftFacts draft_facts(const Header & h) {
@@ -128,6 +143,7 @@ DraftFacts draft_facts(const Header & h) {
             fail(h, format("maps %d draft tokens (d2t) onto %lld, and %s an output head", f.n_vocab_draft,
                            (long long) h.n_vocab(), f.own_head ? "has" : "lacks"));
         }
+        check_token_map(h);
     }
 
     const bool v2_keys = h.has(h.key("selector_rank")) || h.has(h.key("selector_top_k"));
