@@ -6,7 +6,6 @@ returns plain Python or numpy values; a failure becomes an exception in check().
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable, NamedTuple
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from . import errors
 from ._files import PACKAGE, find_library
+from ._handle import Handle
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -110,29 +110,6 @@ def _fields(struct: Any) -> dict[str, Any]:
     return values
 
 
-class _Handle:
-    """Own a C handle: free it once, at close() or at garbage collection, whichever comes first."""
-
-    __slots__ = ("__weakref__", "_free", "_pointer")
-
-    def __init__(self, pointer: Any, free: Callable[[Any], None]) -> None:
-        self._pointer: Any | None = pointer
-        self._free = weakref.finalize(self, free, pointer)
-        self._free.atexit = False
-
-    @property
-    def pointer(self) -> Any:
-        """The C handle; ClosedError after close()."""
-        if self._pointer is None:
-            raise errors.ClosedError("the handle is closed")
-        return self._pointer
-
-    def close(self) -> None:
-        """Free the handle; safe to repeat."""
-        self._pointer = None
-        self._free()
-
-
 # library --------------------------------------------------------------------------------------------------------------
 
 
@@ -194,7 +171,7 @@ def kv_type(name: str) -> int:
 # models ---------------------------------------------------------------------------------------------------------------
 
 
-class ModelHandle(_Handle):
+class ModelHandle(Handle):
     """A pld_model."""
 
     __slots__ = ()
@@ -295,7 +272,7 @@ class Verified(NamedTuple):
     t_us: int
 
 
-class EngineHandle(_Handle):
+class EngineHandle(Handle):
     """A pld_engine, with the buffers that its calls write into."""
 
     __slots__ = ("candidates", "chosen", "info", "margins", "options", "scores", "t_us", "tokens", "verdict")

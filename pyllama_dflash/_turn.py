@@ -64,8 +64,11 @@ class Gate:
         """Wait for the call in progress, then free the handle.
 
         From inside a call of the same thread (a signal handler, a log handler) the handle is freed when that call ends.
+        After a fork a child gives it up as it is: threads that freeing waits for, or that hold the lock, are not there.
         """
         self._closed = True
+        if self._process != os.getpid():
+            return
         with self._lock:
             if not self._depth:
                 self._release()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import child
@@ -34,6 +37,43 @@ def test_a_child_process_is_told_to_open_anew(models: Models) -> None:
         assert "before a fork" in answer.read()
     os.waitpid(process, 0)
     assert spec.run("the quick", max_tokens=4).tokens
+
+
+@unix
+@pytest.mark.parametrize("idle", [0, 0.5], ids=["threads awake", "threads asleep"])
+@pytest.mark.parametrize("end", ["close", "drop", "after another"])
+def test_a_child_process_may_end_what_its_parent_opened(models: Models, end: str, idle: float) -> None:
+    spec = models.fresh(Target(), Draft(), n_threads=2)
+    said = spec.run("the quick", max_tokens=4).tokens
+    time.sleep(idle)
+    process = os.fork()
+    if not process:
+        signal.alarm(20)  # ends a child that hangs
+        if end == "after another":
+            with models.fresh(Target(), Draft(), n_threads=2) as other:
+                assert other.run("the quick", max_tokens=4).tokens == said
+        if end != "drop":
+            spec.close()
+        del spec
+        gc.collect()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 7
+    with spec:
+        assert spec.run("the quick", max_tokens=4).tokens == said
+
+
+@pytest.mark.skipif("SANITIZE" in pd.build_info()["options"], reason="instrumented frames are larger")
+def test_a_thread_with_a_small_stack_runs(models: Models) -> None:
+    said: list[tuple[int, ...]] = []
+    spec = models.get(Target(), Draft(), n_threads=1, flash_attn="on")
+    before = threading.stack_size(96 << 10)
+    try:
+        thread = threading.Thread(target=lambda: said.append(spec.run("the quick", max_tokens=20).tokens))
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    assert said == [spec.run("the quick", max_tokens=20).tokens]
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "default", "deepseek-llm", "gpt-4o", "tekken"])

@@ -55,10 +55,11 @@ const DraftGraph & DraftGraphs::get(const DraftShape & shape) {
     ++misses_;
     auto       graph  = build_(shape);
     const auto before = n_bytes();
-    require(ggml_gallocr_alloc_graph(allocator_.get(), graph.graph), PLD_E_MEMORY, "no memory for the draft's compute buffer");
-    if (n_bytes() != before) {
+    const bool allocated = ggml_gallocr_alloc_graph(allocator_.get(), graph.graph);
+    if (!allocated || n_bytes() != before) {
         kept_.clear();  // they lie in the buffer that was given up
     }
+    require(allocated, PLD_E_MEMORY, "no memory for the draft's compute buffer");
     kept_.push_front({shape.rows, places, std::move(graph), 0});
     if (kept_.size() > MAX_GRAPHS) {
         kept_.pop_back();

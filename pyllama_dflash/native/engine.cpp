@@ -117,7 +117,7 @@ void Engine::trial() {
         verify(nullptr, 0, false);
         step = "draft";
         if (drafter_) {
-            drafter_->draft(token, std::min(params_.n_max, params_.n_ctx - 1));
+            drafter_->draft(token, std::clamp(params_.n_ctx - 1 - n_past(), 0, params_.n_max));
         }
         reset();
         n_trial_rows_ = drafter_ ? drafter_->n_injected() : 0;
