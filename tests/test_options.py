@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import TINY, Models, checked_run
@@ -353,3 +354,17 @@ def test_a_q8_0_cache_of_the_target_speaks_its_own_text_with_or_without_a_draft(
     result = checked_run(models.get(TARGET, Draft(), **types), PROMPT, max_tokens=48)
     assert result.tokens == reference.tokens
     assert result.stats.draft_n_accepted > 0
+
+
+@pytest.mark.parametrize("option", ["type_k", "type_v"])
+def test_a_quantised_cache_needs_heads_of_whole_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(tiny, "D_HEAD", 40)
+    monkeypatch.setattr(tiny, "N_HEAD", 8)
+    path = Target().file().write(tmp_path / "target.gguf")
+    message = f"{option}=q8_0 stores 32 values at a time and a head of target.gguf has 40; use f16"
+    with pytest.raises(ValueError, match=message):
+        pd.Speculator(path, **{option: "q8_0"})
+    with pd.Speculator(path, n_ctx=64) as spec:
+        assert spec.run("the quick", max_tokens=4).tokens

@@ -22,6 +22,17 @@ bool is_kv_type(int32_t type) {
     return std::find(std::begin(KV_TYPES), std::end(KV_TYPES), type) != std::end(KV_TYPES);
 }
 
+// A quantised cache holds the values of a head in whole blocks.
+void check_heads(const Header & h, const char * width, int32_t type, const char * option) {
+    const auto n_head = h.integer(h.key("attention.head_count")).value_or(0);
+    const auto n_embd = h.integer(h.key("embedding_length")).value_or(0);
+    const auto n      = h.integer(h.key(width)).value_or(n_head > 0 ? n_embd / n_head : 0);
+    const auto block  = ggml_blck_size(static_cast<ggml_type>(type));
+    require(n % block == 0, PLD_E_ARGUMENT,
+            format("%s=%s stores %lld values at a time and a head of %s has %lld; use f16", option,
+                   ggml_type_name(static_cast<ggml_type>(type)), (long long) block, h.name().c_str(), (long long) n));
+}
+
 // The parameters with defaults filled in, once the models are known to belong together and the values to be in range.
 pld_engine_params resolve(const Model & target, const Model * draft, pld_engine_params p) {
     if (draft) {
@@ -53,6 +64,12 @@ pld_engine_params resolve(const Model & target, const Model * draft, pld_engine_
         require(p.flash_attn != 0 || !ggml_is_quantized(static_cast<ggml_type>(type)), PLD_E_ARGUMENT,
                 format("a V cache of type %s needs flash attention; turn it on or use f16",
                        ggml_type_name(static_cast<ggml_type>(type))));
+    }
+    check_heads(target.header(), "attention.key_length", p.type_k, "type_k");
+    check_heads(target.header(), "attention.value_length", p.type_v, "type_v");
+    if (draft) {
+        check_heads(draft->header(), "attention.key_length", p.type_k_draft, "type_k_draft");
+        check_heads(draft->header(), "attention.value_length", p.type_v_draft, "type_v_draft");
     }
     return p;
 }

@@ -225,7 +225,7 @@ ggml_type Header::tensor_type(const char * name) const {
 std::vector<int64_t> Header::tensor_integers(const char * name) const {
     const auto id = gguf_find_tensor(gguf_.get(), name);
     if (id < 0 || gguf_get_tensor_type(gguf_.get(), id) != GGML_TYPE_I64) {
-        fail(format("tensor %s is not of type I64", name));
+        fail(format("tensor %s is not of type I64; convert the file again", name));
     }
     std::vector<int64_t> out(gguf_get_tensor_size(gguf_.get(), id) / sizeof(int64_t));
     std::ifstream        file(path_, std::ios::binary);

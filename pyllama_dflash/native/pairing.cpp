@@ -140,7 +140,7 @@ DraftFacts draft_facts(const Header & h) {
     if (h.has_tensor("d2t")) {
         f.n_vocab_draft = static_cast<int32_t>(h.tensor_ne("d2t", 0));
         if (!f.own_head || f.n_vocab_draft > h.n_vocab()) {
-            fail(h, format("maps %d draft tokens (d2t) onto %lld, and %s an output head", f.n_vocab_draft,
+            fail(h, format("maps %d draft tokens (d2t) onto %lld, and %s an output head; convert the draft again", f.n_vocab_draft,
                            (long long) h.n_vocab(), f.own_head ? "has" : "lacks"));
         }
         check_token_map(h);
@@ -165,10 +165,10 @@ DraftFacts draft_facts(const Header & h) {
                        (long long) n_embd));
     }
     if (taps > f.block_size) {
-        fail(h, format("%s = %d is wider than the block of %d", h.key("conv_kernel_size").c_str(), taps, f.block_size));
+        fail(h, format("%s = %d is wider than the block of %d; convert the draft again", h.key("conv_kernel_size").c_str(), taps, f.block_size));
     }
     if (int64_t{f.selector_top_k} * (f.selector_top_k + 1) > n_embd || f.selector_top_k > f.n_vocab_draft) {
-        fail(h, format("%s = %d is too many for embedding_length %lld and %d tokens", h.key("selector_top_k").c_str(),
+        fail(h, format("%s = %d is too many for embedding_length %lld and %d tokens; convert the draft again", h.key("selector_top_k").c_str(),
                        f.selector_top_k, (long long) n_embd, f.n_vocab_draft));
     }
     check_conv(h);
