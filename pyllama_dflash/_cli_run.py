@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--no-backend-argmax", action="store_true", help="read logits back and pick tokens on the host"
     )
+    options.add_argument("--no-fused-draft", action="store_true", help="run llama.cpp's own draft graph, the reference")
     options.add_argument("-v", "--verbose", action="count", default=0, help="log lines on stderr; -vv: all of them")
 
 
@@ -96,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     draft = None if args.no_draft else draft
     unused = _OF_DRAFT if draft is None and args.no_draft else ()
     options = {name: getattr(args, name) for name in _OPENED_WITH if name not in unused}
+    if args.no_fused_draft:
+        options["fused_draft"] = False
     with Speculator(target, draft, backend_argmax=not args.no_backend_argmax, **options) as spec:
         return _generate(spec, args, prompt)
 

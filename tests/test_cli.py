@@ -160,6 +160,14 @@ def test_no_draft(pair: Pair) -> None:
     assert plain["tokens"] == json.loads(cli("run", "-m", pair[0], "-p", "the", "--json", *SMALL).stdout)["tokens"]
 
 
+def test_the_reference_graph(pair: Pair) -> None:
+    run = ["run", "-m", pair[0], "-md", pair[1], "--raw", "-p", "the quick", "-n", "24"]
+    ours, reference = cli(*run), cli(*run, "--no-fused-draft")
+    assert ours.stdout == reference.stdout != ""
+    alone = ["run", "-m", pair[0], "--raw", "-p", "the", "--no-fused-draft"]
+    assert "fused_draft=False has no effect without a draft" in fails(1, *alone)
+
+
 def test_failures(pair: Pair, other: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.gguf"
     text.write_text("not a model")
