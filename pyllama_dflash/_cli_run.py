@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     draft = None if args.no_draft else draft
     unused = _OF_DRAFT if draft is None and args.no_draft else ()
     options = {name: getattr(args, name) for name in _OPENED_WITH if name not in unused}
-    if args.no_fused_draft:
+    if args.no_fused_draft and not args.no_draft:
         options["fused_draft"] = False
     with Speculator(target, draft, backend_argmax=not args.no_backend_argmax, **options) as spec:
         return _generate(spec, args, prompt)

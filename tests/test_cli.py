@@ -165,7 +165,7 @@ def test_the_reference_graph(pair: Pair) -> None:
     ours, reference = cli(*run), cli(*run, "--no-fused-draft")
     assert ours.stdout == reference.stdout != ""
     alone = ["run", "-m", pair[0], "--raw", "-p", "the", "--no-fused-draft"]
-    assert "fused_draft=False has no effect without a draft" in fails(1, *alone)
+    assert "fused_draft=False has no effect without a draft" in fails(2, *alone)
 
 
 def test_failures(pair: Pair, other: Path, tmp_path: Path) -> None:
