@@ -23,7 +23,7 @@ from . import peer, records, startup, upstream, widths
 from .records import Record, Sizes
 
 BLOCK = 2  # verifies and drafts of each width after each run of our loop, as machines drift within minutes
-REST_S = 0.3  # on the CPU the threads of a pool wait in a spin for up to 0.2 s after their last graph
+REST_S = 0.3  # on the CPU threads may stay awake a while after their last graph: ours milliseconds, a peer's longer
 KEYS = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "draft_n", "draft_n_accepted", "n_rounds")
 PARTS = ("t_draft_ms", "t_verify_ms", "t_other_ms", "histogram", "per_position")
 HEAD = ("predicted_n", "predicted_ms", "draft_n", "draft_n_accepted")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import Models, checked_run
-from tiny import N_VOCAB, SAID, Draft, Target
+from tiny import DRAFTS, N_VOCAB, SAID, Draft, Target
 
 import pyllama_dflash as pd
 
@@ -24,18 +24,6 @@ pytestmark = pytest.mark.skipif(any(device.is_gpu for device in pd.devices()), r
 TARGET = Target()  # F32: the two paths differ by the order of their sums, and by what an F16 cache makes of that
 TOLERANCE = 0.02
 EXACT: dict[str, Any] = {"type_k_draft": "f32", "type_v_draft": "f32", "flash_attn": "off"}
-DRAFTS = [
-    Draft(),
-    Draft(version=1),
-    Draft(own=True),
-    Draft(reduced=True, block=5),
-    Draft(version=1, reduced=True),
-    Draft(window=16, block=16),
-    Draft(version=1, window=16, causal=True),
-    Draft(causal=True, layers=(0, 1)),
-    Draft(version=1, block=2, layers=(1,)),
-    Draft(block=2),
-]
 RARE = (
     ("embedding_scale", 1.5),
     ("logit_scale", 0.5),

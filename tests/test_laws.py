@@ -17,25 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import TINY, Models, checked_run, first_difference, near_tie, width_spread
-from tiny import EOS, N_VOCAB, SAID, Draft, Target
+from tiny import DRAFTS, EOS, N_VOCAB, SAID, Draft, Target
 
 import pyllama_dflash as pd
 
 # Of Q8_0 weights the rows are often the same at all widths, of F32 and F16 they are not.
 TARGETS = [Target(weights="Q8_0"), Target(), Target(arch="qwen3", weights="F16")]
-DRAFTS = [
-    Draft(),
-    Draft(version=1),
-    Draft(own=True),
-    Draft(version=1, own=True, block=16),
-    Draft(reduced=True, block=5),
-    Draft(version=1, reduced=True),
-    Draft(window=16, block=16),
-    Draft(version=1, window=16, causal=True),
-    Draft(causal=True, layers=(0, 1)),
-    Draft(version=1, block=2, layers=(1,)),
-    Draft(block=2),
-]
 
 targets = st.sampled_from(TARGETS)
 drafts = st.sampled_from(DRAFTS)

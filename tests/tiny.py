@@ -194,6 +194,22 @@ class Draft:
         return out
 
 
+# One of each kind that a test of what holds for all drafts should see.
+DRAFTS = [
+    Draft(),
+    Draft(version=1),
+    Draft(own=True),
+    Draft(version=1, own=True, block=16),
+    Draft(reduced=True, block=5),
+    Draft(version=1, reduced=True),
+    Draft(window=16, block=16),
+    Draft(version=1, window=16, causal=True),
+    Draft(causal=True, layers=(0, 1)),
+    Draft(version=1, block=2, layers=(1,)),
+    Draft(block=2),
+]
+
+
 class World:
     """What a target and its drafts have in common: a direction for each token and one for all."""
 

@@ -24,10 +24,6 @@ DraftInputs::DraftInputs(const DraftModel & model, const DraftCache & cache, ggm
     const auto n_block = static_cast<size_t>(model.facts().block_size);
     const auto n_embd  = static_cast<size_t>(model.n_embd());
     const auto map     = model.token_map();
-    for (const auto token : map) {
-        require(token >= 0 && token < static_cast<int32_t>(model.weights().vocab.n_tokens()), PLD_E_LOAD,
-                format("the draft's reduced vocabulary (d2t) names token %d, which does not exist", token));
-    }
 
     const auto rows = n_block + static_cast<size_t>(max_rows);
     const auto mask = aligned(n_block * static_cast<size_t>(cache.n_cells()) * sizeof(uint16_t));

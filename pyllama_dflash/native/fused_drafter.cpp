@@ -122,7 +122,7 @@ void FusedDrafter::add_features(int32_t n) {
 }
 
 // Rows of the target's last batch that a launch takes. A GPU waits for launches more than for rows: all of them, so that the
-// shape does not depend on what was accepted. A CPU pays for each row, and multiplies four at a time.
+// shape does not depend on what was accepted. A CPU pays for each row; in fours, for few shapes.
 int32_t FusedDrafter::n_rows() const {
     if (seq_.features.empty()) {
         return 0;

@@ -308,7 +308,7 @@ int32_t pld_engine_graphs(pld_engine * engine, pld_graph * out, int32_t cap) {
         require_pointers(engine);
         const auto graphs = engine->engine.graphs();
         if (out) {
-            std::copy_n(graphs.begin(), std::clamp<size_t>(static_cast<size_t>(std::max(cap, 0)), 0, graphs.size()), out);
+            std::copy_n(graphs.begin(), std::min(graphs.size(), static_cast<size_t>(std::max(cap, 0))), out);
         }
         return static_cast<int32_t>(graphs.size());
     });
