@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Callable
 
 from . import _cli_common as common
-from . import _cli_info, _cli_run
+from . import _cli_info, _cli_options, _cli_run
 from .build import build_info
 from .errors import DFlashError
 
@@ -68,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: Exception, code: int) -> int:
-    common.say(f"{common.PROGRAM}: error: {' '.join(str(error).split()) or type(error).__name__}")
+    common.say(
+        f"{common.PROGRAM}: error: {' '.join(_cli_options.in_flags(str(error)).split()) or type(error).__name__}"
+    )
     return code
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from . import _cli_common as common
 from ._chat import Messages
+from ._cli_options import HELP, SWITCHES, VALUES, add_options, described, given
 from .models import demo_pair
-from .params import GenerateParams, Params
 from .result import Stats
 from .speculator import Speculator
 
@@ -22,26 +20,6 @@ EXAMPLES = """examples:
   pyllama-dflash run -m target.gguf -md draft.gguf -f prompt.txt --raw -n 64 --json
   pyllama-dflash run -m target.gguf -p "Hello"          # plain decoding: the baseline
 """
-_HELP = {field.name: field.metadata["help"] for kind in (GenerateParams, Params) for field in fields(kind)}
-_DEFAULTS = {field.name: field.default for kind in (GenerateParams, Params) for field in fields(kind)}
-_OPENED_WITH = {
-    "n_ctx": ("-c", "--ctx-size"),
-    "n_ubatch": ("-ub", "--ubatch-size"),
-    "n_threads": ("-t", "--threads"),
-    "n_gpu_layers": ("-ngl", "--gpu-layers"),
-    "n_gpu_layers_draft": ("-ngld", "--gpu-layers-draft"),
-    "flash_attn": ("-fa", "--flash-attn"),
-    "type_k": ("-ctk", "--cache-type-k"),
-    "type_v": ("-ctv", "--cache-type-v"),
-    "type_k_draft": ("-ctkd", "--cache-type-k-draft"),
-    "type_v_draft": ("-ctvd", "--cache-type-v-draft"),
-    "n_max": ("--n-max",),
-    "n_min": ("--n-min",),
-    "margin": ("--margin",),
-    "p_min": ("--p-min",),
-}
-_OF_DRAFT = ("n_gpu_layers_draft", "type_k_draft", "type_v_draft", "n_max", "n_min", "margin", "p_min")
-_TYPES: dict[str, Any] = {"flash_attn": str, "margin": float, "p_min": float}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,27 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("-sys", "--system-prompt", type=common.utf8, help="a system message before the prompt")
     prompt.add_argument("--raw", action="store_true", help="send the prompt as it is, without the chat template")
     reply = parser.add_argument_group("reply")
-    reply.add_argument("-n", "--n-predict", dest="max_tokens", type=int, **_described("max_tokens"))
+    reply.add_argument("-n", "--n-predict", dest="max_tokens", type=int, **described("max_tokens"))
     reply.add_argument(
         "--stop", action="append", type=common.utf8, help="a string that ends the reply; may be given several times"
     )
-    reply.add_argument("--ignore-eos", action="store_true", help=_HELP["ignore_eos"])
+    reply.add_argument("--ignore-eos", action="store_true", help=HELP["ignore_eos"])
     reply.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     options = parser.add_argument_group("options")
-    for name, flags in _OPENED_WITH.items():
-        kind = _TYPES.get(name, str if name.startswith("type_") else int)
-        options.add_argument(*flags, dest=name, type=kind, metavar="X", **_described(name))
-    options.add_argument(
-        "--no-backend-argmax", action="store_true", help="read logits back and pick tokens on the host"
-    )
-    options.add_argument("--no-fused-draft", action="store_true", help="run llama.cpp's own draft graph, the reference")
+    add_options(options, (*VALUES, *SWITCHES))
     options.add_argument("-v", "--verbose", action="count", default=0, help="log lines on stderr; -vv: all of them")
-
-
-def _described(name: str) -> dict[str, Any]:
-    default = _DEFAULTS[name]
-    text = _HELP[name] if default is None else f"{_HELP[name]} (default: {default})"
-    return {"default": default, "help": text.replace("%", "%%")}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,11 +61,9 @@ def run(args: argparse.Namespace) -> int:
     prompt = _read(args.file) if args.file else args.prompt
     target, draft = demo_pair() if args.demo else (args.model, args.model_draft)
     draft = None if args.no_draft else draft
-    unused = _OF_DRAFT if draft is None and args.no_draft else ()
-    options = {name: getattr(args, name) for name in _OPENED_WITH if name not in unused}
-    if args.no_fused_draft and not args.no_draft:
-        options["fused_draft"] = False
-    with Speculator(target, draft, backend_argmax=not args.no_backend_argmax, **options) as spec:
+    if draft is None and not args.no_draft and args.n_max is not None:
+        raise ValueError(f"n_max={args.n_max} has no effect without a draft; give one by -md, or leave it out")
+    with Speculator(target, draft, **given(args, (*VALUES, *SWITCHES), without_draft=args.no_draft)) as spec:
         return _generate(spec, args, prompt)
 
 

@@ -77,6 +77,7 @@ KINDS = {
     _lib.PLD_KIND_DFLASH2: "dflash2",
     _lib.PLD_KIND_OTHER: "other",
 }
+MAX_DEVICES: int = _lib.PLD_MAX_DEVICES
 
 
 def check(result: int) -> int:
@@ -177,12 +178,10 @@ class ModelHandle(Handle):
     __slots__ = ()
 
 
-def model_open(path: bytes, n_gpu_layers: int, repack: bool, header_only: bool) -> ModelHandle:
-    """Open a model file."""
-    fields = {"n_gpu_layers": n_gpu_layers, "repack": repack, "header_only": header_only}
-    params = _ffi.new("pld_model_params *", fields)
+def model_open(path: bytes, params: dict[str, Any]) -> ModelHandle:
+    """Open a model file; params has the fields of pld_model_params."""
     out = _ffi.new("pld_model **")
-    check(_lib.pld_model_open(path, params, out))
+    check(_lib.pld_model_open(path, _ffi.new("pld_model_params *", params), out))
     return ModelHandle(out[0], _lib.pld_model_free)
 
 

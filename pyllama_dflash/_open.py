@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import NamedTuple
 
-from . import _ffi, _log
+from . import _ffi, _log, build
+from ._load import device_indices
 from ._turn import call_both
 from .errors import ClosedError
 from .model import Model, PathLike
-from .params import FLASH_ATTN, Params, check_int, default_threads
+from .params import FLASH_ATTN, LoadParams, Params, check_int, default_threads
 
-_OF_DRAFT = ("n_gpu_layers_draft", "type_k_draft", "type_v_draft", "n_min", "margin", "p_min", "fused_draft")
+_OF_DRAFT = (
+    "n_gpu_layers_draft",
+    "devices_draft",
+    "type_k_draft",
+    "type_v_draft",
+    "n_min",
+    "margin",
+    "p_min",
+    "fused_draft",
+)
+_OF_TARGET_FILE = ("n_gpu_layers", "devices", "split_mode", "main_gpu", "tensor_split")
+_OF_DRAFT_FILE = ("n_gpu_layers_draft", "devices_draft")
+_OF_FILES = ("use_mmap", "use_mlock")
 
 
 class Opened(NamedTuple):
@@ -38,8 +52,8 @@ def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: 
     engine_params = _engine_params(params)
     owned: list[Model] = []
     try:
-        target_model = _model(target, params.n_gpu_layers, owned)
-        draft_model = None if draft is None else _model(draft, params.n_gpu_layers_draft, owned)
+        target_model = _model(target, _load_target(params), owned)
+        draft_model = None if draft is None else _model(draft, _load_draft(params, target_model), owned)
         if draft_model is not None:
             target_model.check_pair(draft_model)
             _check_block(draft_model, params)
@@ -53,9 +67,23 @@ def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: 
     return Opened(target_model, draft_model, tuple(owned), engine)
 
 
-def _model(source: Model | PathLike, n_gpu_layers: int, owned: list[Model]) -> Model:
+def _load_target(params: Params) -> LoadParams:
+    names = (*_OF_TARGET_FILE, *_OF_FILES)
+    return LoadParams(**{name: getattr(params, name) for name in names})
+
+
+def _load_draft(params: Params, target: Model) -> LoadParams:
+    devices = params.devices_draft
+    gpus = [device.name for device in build.devices() if device.is_gpu]
+    if devices is None and target.info.device in gpus:
+        devices = (target.info.device,)  # all in one place, and beside the head that it may share
+    return LoadParams(params.n_gpu_layers_draft, devices, use_mmap=params.use_mmap, use_mlock=params.use_mlock)
+
+
+def _model(source: Model | PathLike, params: LoadParams, owned: list[Model]) -> Model:
     if not isinstance(source, Model):
-        owned.append(Model(source, n_gpu_layers=n_gpu_layers))
+        options = {field.name: getattr(params, field.name) for field in fields(params)}
+        owned.append(Model(source, **options))
         return owned[-1]
     if source.closed:
         raise ClosedError(f"the model {source.name} is closed; open it again")
@@ -81,6 +109,7 @@ def _engine_params(params: Params) -> dict[str, int]:
         "n_threads": params.n_threads or default_threads(),
         "n_max": -1 if params.n_max is None else params.n_max,
         "flash_attn": FLASH_ATTN[str(params.flash_attn)],
+        "kv_unified": int(params.kv_unified),
         "backend_argmax": int(params.backend_argmax),
         "fused_draft": int(params.fused_draft),
         **types,
@@ -101,11 +130,16 @@ def _kv_type(option: str, name: str) -> int:
 
 
 def _check_used(target: Model | PathLike, draft: Model | PathLike | None, params: Params) -> None:
+    for name in ("devices", "devices_draft"):
+        device_indices(name, getattr(params, name))
     defaults = Params()
     if draft is None:
         for name in _OF_DRAFT:
             if getattr(params, name) != getattr(defaults, name):
                 raise ValueError(f"{name}={getattr(params, name)!r} has no effect without a draft; leave it out")
-    for source, name in ((target, "n_gpu_layers"), (draft, "n_gpu_layers_draft")):
-        if isinstance(source, Model) and getattr(params, name) != -1:
-            raise ValueError(f"{name} has no effect on a model that is open already; give it to Model(...)")
+    for sources, names in (((target,), _OF_TARGET_FILE), ((draft,), _OF_DRAFT_FILE), ((target, draft), _OF_FILES)):
+        if not all(source is None or isinstance(source, Model) for source in sources):
+            continue
+        for name in names:
+            if any(sources) and getattr(params, name) != getattr(defaults, name):
+                raise ValueError(f"{name} has no effect on a model that is open already; give it to Model(...)")

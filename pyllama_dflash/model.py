@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any, Callable, TypeVar, Union
 
 from . import _ffi, _log
 from ._chat import Messages, render
+from ._load import load_fields
 from ._turn import Gate, call_both
-from .params import check_bool, check_int
+from .params import LoadParams, check_int
 from .result import SLOTS
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class ModelInfo:
         bos: id of the beginning-of-sequence token, or None.
         eos: id of the end-of-sequence token, or None.
         add_bos: whether a prompt is to start with bos.
+        device: name of the device that holds the output layer; None for a header.
         n_params: number of weights.
         n_bytes: bytes of all tensors.
     """
@@ -69,6 +71,7 @@ class ModelInfo:
     bos: int | None
     eos: int | None
     add_bos: bool
+    device: str | None
     n_params: int
     n_bytes: int
 
@@ -84,23 +87,43 @@ class Model:
     Args:
         path: a GGUF file.
         n_gpu_layers: layers on the GPU; -1: all.
+        devices: names of GPUs to use, or "CPU" alone; None: all GPUs.
+        split_mode: how the model is split over several: "none", "layer", "row" or "tensor".
+        main_gpu: which of them holds the model with split_mode "none".
+        tensor_split: each GPU's share, as (3, 1); None: by their free memory.
+        use_mmap: map the file where the devices can; False: read it.
+        use_mlock: keep what lies in host memory from being swapped out; a system that refuses is warned of in the log.
         repack: lay weights out for this CPU's matrix units (AMX, interleaved rows); False keeps them as in the file.
 
     Raises:
         ModelLoadError: the file is missing, damaged or not supported.
+        ValueError, TypeError: an option is out of range, or not what these devices can do.
     """
 
-    def __init__(self, path: PathLike, *, n_gpu_layers: int = -1, repack: bool = True) -> None:
-        self._open(path, check_int("n_gpu_layers", n_gpu_layers, -1), check_bool("repack", repack), header_only=False)
+    def __init__(
+        self,
+        path: PathLike,
+        *,
+        n_gpu_layers: int = -1,
+        devices: str | Sequence[str] | None = None,
+        split_mode: str = "layer",
+        main_gpu: int = 0,
+        tensor_split: Sequence[float] | None = None,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        repack: bool = True,
+    ) -> None:
+        params = LoadParams(n_gpu_layers, devices, split_mode, main_gpu, tensor_split, use_mmap, use_mlock, repack)
+        self._open(path, params, header_only=False)
 
     @classmethod
     def header(cls, path: PathLike) -> Model:
         """Open a file's header only: info, metadata and check_pair() work, no weights are loaded."""
         model = cls.__new__(cls)
-        model._open(path, 0, repack=True, header_only=True)
+        model._open(path, LoadParams(n_gpu_layers=0), header_only=True)
         return model
 
-    def _open(self, path: PathLike, n_gpu_layers: int, repack: bool, header_only: bool) -> None:
+    def _open(self, path: PathLike, params: LoadParams, header_only: bool) -> None:
         try:
             raw = os.fsencode(path)
         except TypeError:
@@ -110,13 +133,13 @@ class Model:
         self.path = os.fsdecode(raw)
         if b"\0" in raw:
             raise ValueError(f"path={self.path!r} has a NUL character")
-        if n_gpu_layers > 0 and not _ffi.supports_gpu():
-            text = f"n_gpu_layers={n_gpu_layers} has no effect: this build has no GPU backend"
+        if params.n_gpu_layers > 0 and not _ffi.supports_gpu():
+            text = f"n_gpu_layers={params.n_gpu_layers} has no effect: this build has no GPU backend"
             _log.emit(logging.WARNING, text, logger)
         _log.sync_level()
         try:
             _ffi.init()
-            self._handle = _ffi.model_open(raw, n_gpu_layers, repack, header_only)
+            self._handle = _ffi.model_open(raw, load_fields(params, header_only))
         finally:
             _log.drain()
         self._gate = Gate("Model", self._handle.close)
@@ -277,5 +300,6 @@ def _info(handle: _ffi.ModelHandle) -> ModelInfo:
     for name in ("mask_token", "bos", "eos"):
         fields[name] = None if fields[name] < 0 else fields[name]
     fields["target_layers"] = fields["target_layers"][: fields["n_target_layers"]]
+    fields["device"] = None if fields["device"] < 0 else _ffi.device(fields["device"])["name"]
     fields["kind"] = _ffi.KINDS.get(fields["kind"], "other")
     return ModelInfo(**fields)

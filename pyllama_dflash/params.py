@@ -16,6 +16,7 @@ from .result import SLOTS
 INT_MAX = 2**31 - 1
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+SPLIT_MODES = ("none", "layer", "row", "tensor")  # numbered as enum pld_split
 _KV_HELP = "one of f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
 
 
@@ -35,12 +36,28 @@ class Params:
     n_ubatch: int = _option(512, "prompt tokens evaluated in one step")
     n_gpu_layers: int = _option(-1, "layers of the target on the GPU; -1: all")
     n_gpu_layers_draft: int = _option(-1, "layers of the draft on the GPU; -1: all")
+    devices: str | Sequence[str] | None = _option(
+        None, "the target's devices by the names that devices() lists, GPUs or CPU alone; unless given, all GPUs"
+    )
+    devices_draft: str | Sequence[str] | None = _option(
+        None, "the draft's devices; unless given, the GPU that has the target's output layer, or all GPUs"
+    )
+    split_mode: str = _option(
+        "layer", "how the target is split over GPUs: none, layer, row or tensor, where the backend can"
+    )
+    main_gpu: int = _option(0, "which of the GPUs holds the target with split_mode none")
+    tensor_split: Sequence[float] | None = _option(
+        None, "each GPU's share of the target, as 3,1; unless given, by their free memory"
+    )
+    use_mmap: bool = _option(True, "map the files into memory where the devices can; False: read them")
+    use_mlock: bool = _option(False, "keep weights in host memory from being swapped out; a refusal is only warned of")
     n_threads: int | None = _option(None, "CPU threads; unless given, as many as CPUs this process may run on")
     flash_attn: str | bool = _option("auto", "flash attention: auto, on or off")
     type_k: str = _option("f16", f"type of the target's K cache, {_KV_HELP}")
     type_v: str = _option("f16", f"type of the target's V cache, {_KV_HELP}")
     type_k_draft: str = _option("f16", f"type of the draft's K cache, {_KV_HELP}")
     type_v_draft: str = _option("f16", f"type of the draft's V cache, {_KV_HELP}")
+    kv_unified: bool = _option(False, "one K/V buffer for all sequences; no difference to the one sequence there is")
     n_max: int | None = _option(None, "most tokens drafted in a round; unless given, the draft's block size - 1")
     n_min: int = _option(0, "a draft that is shorter than this is dropped")
     margin: float = _option(0.0, "cut a draft before the first token whose top-1 leads top-2 by less; 0: no cut")
@@ -53,14 +70,39 @@ class Params:
         _set_int(self, "n_ubatch", 1)
         _set_int(self, "n_gpu_layers", -1)
         _set_int(self, "n_gpu_layers_draft", -1)
+        _set_placement(self)
+        _set(self, "devices_draft", _names("devices_draft", self.devices_draft))
         _set_int(self, "n_threads", 1, optional=True)
         _set(self, "flash_attn", _flash_attn(self.flash_attn))
         for name in ("type_k", "type_v", "type_k_draft", "type_v_draft"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not a string; use {_KV_HELP}")
         _check_draft_options(self)
-        check_bool("backend_argmax", self.backend_argmax)
-        check_bool("fused_draft", self.fused_draft)
+        for name in ("kv_unified", "backend_argmax", "fused_draft"):
+            check_bool(name, getattr(self, name))
+
+
+@dataclass(frozen=True, **SLOTS)
+class LoadParams:
+    """Options of a Model; those of Params that concern one file, and `repack`.
+
+    Raises:
+        ValueError, TypeError: as for Params.
+    """
+
+    n_gpu_layers: int = -1
+    devices: str | Sequence[str] | None = None
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: Sequence[float] | None = None
+    use_mmap: bool = True
+    use_mlock: bool = False
+    repack: bool = True
+
+    def __post_init__(self) -> None:
+        _set_int(self, "n_gpu_layers", -1)
+        _set_placement(self)
+        check_bool("repack", self.repack)
 
 
 @dataclass(frozen=True, **SLOTS)
@@ -170,6 +212,44 @@ def _set_int(params: Any, name: str, low: int, optional: bool = False) -> None:
 
 def _set(params: Any, name: str, value: Any) -> None:
     object.__setattr__(params, name, value)  # frozen: only here, while the object is made
+
+
+def _set_placement(params: Any) -> None:
+    _set(params, "devices", _names("devices", params.devices))
+    if not isinstance(params.split_mode, str):
+        raise TypeError(f"split_mode={params.split_mode!r} is not a string; use {', '.join(SPLIT_MODES)}")
+    if params.split_mode not in SPLIT_MODES:
+        raise ValueError(f"split_mode={params.split_mode!r} is unknown; use {', '.join(SPLIT_MODES)}")
+    _set_int(params, "main_gpu", 0)
+    _set(params, "tensor_split", _shares(params.tensor_split))
+    check_bool("use_mmap", params.use_mmap)
+    check_bool("use_mlock", params.use_mlock)
+
+
+def _names(option: str, value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, bytes) or not isinstance(value, (str, Iterable)):
+        raise TypeError(f"{option}={value!r} is neither a string nor a sequence of strings; use names as 'CUDA0'")
+    names = (value,) if isinstance(value, str) else tuple(value)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"{option}={value!r}: {name!r} is not a string; use names as 'CUDA0'")
+    if not names:
+        raise ValueError(f"{option}={value!r} names no device; use 'CPU' for no GPU, or leave it out for all")
+    return names
+
+
+def _shares(value: Any) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"tensor_split={value!r} is not a sequence of numbers; use one for each GPU, as (3, 1)")
+    shares = tuple(_check_float(f"tensor_split[{i}]", share, math.inf) for i, share in enumerate(value))
+    total = sum(shares)
+    if not 0.0 < total < math.inf:
+        raise ValueError(f"tensor_split={shares!r} adds up to {total}; use one number for each GPU, as (3, 1)")
+    return tuple(share / total for share in shares)
 
 
 def _flash_attn(value: str | bool) -> str:

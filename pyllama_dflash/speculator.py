@@ -62,12 +62,20 @@ class Speculator:
         n_ubatch: int = _P.n_ubatch,
         n_gpu_layers: int = _P.n_gpu_layers,
         n_gpu_layers_draft: int = _P.n_gpu_layers_draft,
+        devices: str | Sequence[str] | None = _P.devices,
+        devices_draft: str | Sequence[str] | None = _P.devices_draft,
+        split_mode: str = _P.split_mode,
+        main_gpu: int = _P.main_gpu,
+        tensor_split: Sequence[float] | None = _P.tensor_split,
+        use_mmap: bool = _P.use_mmap,
+        use_mlock: bool = _P.use_mlock,
         n_threads: int | None = _P.n_threads,
         flash_attn: str | bool = _P.flash_attn,
         type_k: str = _P.type_k,
         type_v: str = _P.type_v,
         type_k_draft: str = _P.type_k_draft,
         type_v_draft: str = _P.type_v_draft,
+        kv_unified: bool = _P.kv_unified,
         n_max: int | None = _P.n_max,
         n_min: int = _P.n_min,
         margin: float = _P.margin,
@@ -75,24 +83,8 @@ class Speculator:
         backend_argmax: bool = _P.backend_argmax,
         fused_draft: bool = _P.fused_draft,
     ) -> None:
-        params = Params(
-            n_ctx=n_ctx,
-            n_ubatch=n_ubatch,
-            n_gpu_layers=n_gpu_layers,
-            n_gpu_layers_draft=n_gpu_layers_draft,
-            n_threads=n_threads,
-            flash_attn=flash_attn,
-            type_k=type_k,
-            type_v=type_v,
-            type_k_draft=type_k_draft,
-            type_v_draft=type_v_draft,
-            n_max=n_max,
-            n_min=n_min,
-            margin=margin,
-            p_min=p_min,
-            backend_argmax=backend_argmax,
-            fused_draft=fused_draft,
-        )
+        given = locals()
+        params = Params(**{name: given[name] for name in _P.__dataclass_fields__})
         self._session = Session(target, draft, params)
 
     # one reply --------------------------------------------------------------------------------------------------------

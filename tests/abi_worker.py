@@ -22,6 +22,7 @@ lib: Any = ffi.dlopen(str(find_library()))
 INT_MIN, INT_MAX, NAN, INF = -(2**31), 2**31 - 1, float("nan"), float("inf")
 INTS, FLOATS = [INT_MIN, -2, -1, 0, 1, INT_MAX], [-1.0, NAN, INF, -INF, 3e38]
 N_CTX, N_MAX = 64, 7
+COUNTS = {"devices": "n_devices", "tensor_split": "n_split"}  # of the entries of an array
 # arguments that say how large a buffer is
 SIZES = {("pld_log_next", 2), ("pld_model_meta_key", 3), ("pld_model_meta", 3), ("pld_model_tensor_types", 2)}
 SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piece", 4), ("pld_engine_graphs", 2)}
@@ -153,10 +154,14 @@ def each_field(stage: Stage) -> None:
         if name == "pld_engine_draft":
             stage.say()
         for field, info in ffi.typeof(stage.valid()[name][at]).item.fields:
-            values = FLOATS if info.type.cname == "float" else [*INTS, *(range(-2, 50) if "type" in field else ())]
+            array = info.type.kind == "array"
+            kind = info.type.item if array else info.type
+            values = FLOATS if kind.cname == "float" else [*INTS, *(range(-2, 50) if "type" in field else ())]
             for value in values:
                 args = stage.valid()[name]
-                setattr(args[at], field, value)
+                setattr(args[at], field, [value] if array else value)
+                if array:
+                    setattr(args[at], COUNTS[field], 1)
                 with freed(name, args):
                     call(f"{name}.{field} {value}", name, *args)
 

@@ -24,6 +24,7 @@ NULLABLE = {
 # Numbers that stand for less or more than there is: a size is what it is, a flag is any number but 0.
 OUT_OF_RANGE = ("device 0", "meta_key 1", "piece 1", "is_eog 1", "begin 2", "verify 2", "logits 1")
 FIELDS_OUT_OF_RANGE = ("n_ctx", "n_ubatch", "n_threads", "flash_attn", "type_k", "type_v_draft", "n_min")
+FIELDS_OUT_OF_RANGE += ("split_mode", "main_gpu", "n_devices", "n_split", "devices")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,7 @@ def test_numbers_out_of_range_are_refused(said: dict[str, int]) -> None:
         ]
         assert len(found) == 3
         assert max(found) < 0, name
+    assert max(said[f"pld_model_open.tensor_split {value}"] for value in ("-1.0", "nan", "inf", "-inf")) < 0
     for name in ("margin", "p_min"):
         assert said[f"pld_engine_draft.{name} nan"] == said[f"pld_engine_draft.{name} -1.0"] == -1
 

@@ -70,6 +70,29 @@ OPENED_WITH: dict[str, list[Any]] = {
     "n_threads": [0, -1, 513, 2**31 - 1, 2**31, *NOT_INTS],
     "n_gpu_layers": [-2, 2**31, None, *NOT_INTS],
     "n_gpu_layers_draft": [-2, 2**31, None, *NOT_INTS],
+    "devices": [
+        "",
+        "GPU",
+        "cpu",
+        "CUDA99",
+        [],
+        (),
+        ["CPU", "CPU"],
+        ["CPU", ""],
+        b"CPU",
+        [b"CPU"],
+        [None],
+        0,
+        True,
+        LONE,
+    ],
+    "devices_draft": ["", "CUDA99", [], ["CPU", "CPU"], b"CPU", [1], 0],
+    "split_mode": ["", "Layer", "row", "tensor", "rows", None, 1, b"layer", True],
+    "main_gpu": [-1, 1, 64, 2**31, None, *NOT_INTS],
+    "tensor_split": [(), [0], [0, 0], [-1], [1, -1], [NAN], [INF], [1e308, 1e308], [1] * 17, [10**400], "1", b"1", 1],
+    "use_mmap": [0, 1, None, "true"],
+    "use_mlock": [0, 1, None, "true"],
+    "kv_unified": [0, 1, None, "true"],
     "flash_attn": ["yes", "ON", "", 1, None, b"on", NAN],
     "type_k": ["f17", "", "q8_1", "i8", "q2_K", "f16\0", LONE, None, 1, b"f16"],
     "type_v_draft": ["f17", "F16", None, True],
@@ -93,9 +116,23 @@ GIVEN_TO_A_CALL: dict[str, list[Any]] = {
 OF_A_DRAFT = {name: GIVEN_TO_A_CALL[name] for name in ("n_max", "n_min", "margin", "p_min")}
 
 
+OF_A_MODEL = {
+    name: OPENED_WITH[name]
+    for name in ("n_gpu_layers", "devices", "split_mode", "main_gpu", "tensor_split", "use_mmap", "use_mlock")
+}
+CPU_ONLY = not any(device.is_gpu for device in pd.devices())
+
+
 @pytest.mark.parametrize(("name", "value"), table(OPENED_WITH))
 def test_option_of_speculator(scene: Scene, name: str, value: Any) -> None:
-    check(scene, lambda: pd.Speculator(*scene.paths, **{name: value}), f"{name}=")
+    if name in ("split_mode", "main_gpu", "tensor_split") and not CPU_ONLY:
+        pytest.skip("what is out of range depends on the GPUs")
+    named = (f"{name}=", f"{name}[", f"{name} ")
+    if name.startswith("devices"):
+        named += ("CPU is",)  # named twice, or beside another
+    check(scene, lambda: pd.Speculator(*scene.paths, **{name: value}), *named)
+    if name in OF_A_MODEL:
+        check(scene, lambda: pd.Model(scene.paths[0], **{name: value}), *named)
 
 
 @pytest.mark.parametrize(("name", "value"), table(GIVEN_TO_A_CALL))
@@ -232,6 +269,12 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], str]] = {
     "target as draft": (lambda s: Speculator(s.paths[0], s.paths[0]), "draft"),
     "Speculator as target": (lambda s: Speculator(s.spec), "path=<Speculator"),
     "open model and layers": (lambda s: Speculator(s.model, s.paths[1], n_gpu_layers=1), "n_gpu_layers"),
+    "open model and mmap": (lambda s: Speculator(s.model, use_mmap=False), "use_mmap"),
+    "open model and device": (lambda s: Speculator(s.model, devices="CPU"), "devices"),
+    "open model and split": (lambda s: Speculator(s.model, tensor_split=[1]), "tensor_split"),
+    "device of no draft": (lambda s: Speculator(s.paths[0], devices_draft="CPU"), "devices_draft=('CPU',)"),
+    "main_gpu in layer mode": (lambda s: Model(s.paths[0], main_gpu=1), "main_gpu=1"),
+    "split over one": (lambda s: Model(s.paths[0], tensor_split=[1], split_mode="none"), "tensor_split"),
     "header as target": (lambda s: Speculator(pd.Model.header(s.paths[0])), "header"),
     "layers": (lambda s: Model(s.paths[0], n_gpu_layers=-2), "n_gpu_layers=-2"),
     "layers by position": (lambda s: Model(s.paths[0], 1), "positional"),
@@ -323,6 +366,14 @@ LINES = {
     "n negative": "run -m {t} -p a -n -1",
     "n huge": "run -m {t} -p a -n 9999999999",
     "n float": "run -m {t} -p a -n 1.5",
+    "device": "run -m {t} -p a -dev CUDA99",
+    "device of the draft": "run -m {t} -md {d} -p a -devd CUDA99",
+    "no device": "run -m {t} -p a -dev ,",
+    "split mode": "run -m {t} -p a -sm rows",
+    "main gpu": "run -m {t} -p a -sm none -mg 99",
+    "tensor split": "run -m {t} -p a -ts 0,0",
+    "tensor split text": "run -m {t} -p a -ts a,b",
+    "n_max without draft": "run -m {t} -p a --n-max 3",
     "ctx negative": "run -m {t} -p a -c -1",
     "ctx huge": "run -m {t} -p a -c 2147483647",
     "threads 0": "run -m {t} -p a -t 0",

@@ -13,6 +13,7 @@ import pytest
 from tiny import N_VOCAB, Draft, Files
 
 import pyllama_dflash as pd
+from pyllama_dflash._cli_options import SWITCHES, VALUES
 
 Pair = tuple[Path, Path]
 SMALL = ("-c", "128", "-t", "1", "-n", "8", "--ignore-eos")
@@ -165,7 +166,7 @@ def test_the_reference_graph(pair: Pair) -> None:
     ours, reference = cli(*run), cli(*run, "--no-fused-draft")
     assert ours.stdout == reference.stdout != ""
     alone = ["run", "-m", pair[0], "--raw", "-p", "the", "--no-fused-draft"]
-    assert "fused_draft=False has no effect without a draft" in fails(2, *alone)
+    assert "--no-fused-draft has no effect without a draft" in fails(2, *alone)
 
 
 def test_failures(pair: Pair, other: Path, tmp_path: Path) -> None:
@@ -175,8 +176,39 @@ def test_failures(pair: Pair, other: Path, tmp_path: Path) -> None:
     assert str(text) in fails(1, "run", "-m", pair[0], "-md", text, "-p", "a")
     assert "7" in fails(1, "run", "-m", pair[0], "-md", other, "-p", "a")
     assert "draft" in fails(1, "run", "-m", pair[1], "-p", "a")
-    assert "n_ctx=16" in fails(1, "run", "-m", pair[0], "-p", "the owl " * 50, "-c", "16")
-    assert "n_max=8" in fails(2, "run", "-m", pair[0], "-md", pair[1], "-p", "a", "--n-max", "8")
+    assert "--ctx-size=16; shorten it" in fails(1, "run", "-m", pair[0], "-p", "the owl " * 50, "-c", "16")
+    assert "--n-max=8 exceeds block_size-1=7" in fails(
+        2, "run", "-m", pair[0], "-md", pair[1], "-p", "a", "--n-max", "8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("-ctk f17", "--cache-type-k='f17' is not a type"),
+        ("-n -1", "--n-predict=-1 is below 0; raise --n-predict"),
+        ("-dev CUDA99", "--device='CUDA99' is no device; there are: "),
+        ("-ub 70000", "--ubatch-size=70000 is out of range"),
+        ("--n-max 3", "--n-max=3 has no effect without a draft; give one by -md"),
+        ("--margin 2", "--margin=2.0 has no effect without a draft"),
+    ],
+)
+def test_a_message_names_the_flag(pair: Pair, flags: str, message: str) -> None:
+    assert message in fails(2, "run", "-m", pair[0], "-p", "a", *flags.split())
+
+
+def test_a_path_in_a_message_stays_as_it_is(tmp_path: Path) -> None:
+    assert "/n_max/n_ctx.gguf: no such file" in fails(1, "run", "-m", tmp_path / "n_max" / "n_ctx.gguf", "-p", "a")
+
+
+def test_each_option_has_a_flag() -> None:
+    assert {*VALUES, *SWITCHES} == set(pd.Params.__dataclass_fields__)
+
+
+def test_flags_of_devices_and_loading(pair: Pair) -> None:
+    run = ("run", "-m", pair[0], "-md", pair[1], "-p", "the", "--json", *SMALL)
+    flags = ("-dev", "CPU", "-devd", "CPU", "-sm", "none", "-mg", "0", "--no-mmap", "--mlock", "-kvu")
+    assert json.loads(cli(*run, *flags).stdout)["tokens"] == json.loads(cli(*run).stdout)["tokens"]
 
 
 def test_logs_on_request(pair: Pair) -> None:

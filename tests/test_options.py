@@ -25,12 +25,20 @@ OPEN = {
     "n_ubatch": 512,
     "n_gpu_layers": -1,
     "n_gpu_layers_draft": -1,
+    "devices": None,
+    "devices_draft": None,
+    "split_mode": "layer",
+    "main_gpu": 0,
+    "tensor_split": None,
+    "use_mmap": True,
+    "use_mlock": False,
     "n_threads": None,
     "flash_attn": "auto",
     "type_k": "f16",
     "type_v": "f16",
     "type_k_draft": "f16",
     "type_v_draft": "f16",
+    "kv_unified": False,
     "n_max": None,
     "n_min": 0,
     "margin": 0.0,
@@ -67,7 +75,7 @@ def test_defaults_are_frozen() -> None:
     assert all(field.metadata["help"] for field in dataclasses.fields(pd.Params))
 
 
-@pytest.mark.parametrize("name", ["n_batch", "seed", "ngram", "verbose", "draft_n_max", "split_mode", "n_parallel"])
+@pytest.mark.parametrize("name", ["n_batch", "seed", "ngram", "verbose", "draft_n_max", "device", "n_parallel"])
 def test_an_unknown_option_of_the_object_is_refused(pair: tuple[Path, Path], name: str) -> None:
     options: dict[str, Any] = {name: 1}
     with pytest.raises(TypeError, match=name):

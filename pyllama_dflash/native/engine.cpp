@@ -116,6 +116,7 @@ void Engine::open() {
     p.flash_attn_type   = static_cast<llama_flash_attn_type>(params_.flash_attn);
     p.type_k            = static_cast<ggml_type>(params_.type_k);
     p.type_v            = static_cast<ggml_type>(params_.type_v);
+    p.kv_unified        = params_.kv_unified != 0;
     ctx_                = std::make_unique<Context>(target_->llama(), p, "target");
     llama_set_argmax(ctx_->get(), params_.backend_argmax);
     if (draft_) {

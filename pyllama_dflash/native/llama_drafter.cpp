@@ -26,6 +26,7 @@ llama_context_params draft_params(const DraftFacts & facts, llama_context * targ
     out.flash_attn_type = static_cast<llama_flash_attn_type>(params.flash_attn);
     out.type_k          = static_cast<ggml_type>(params.type_k_draft);
     out.type_v          = static_cast<ggml_type>(params.type_v_draft);
+    out.kv_unified      = params.kv_unified != 0;
     out.ctx_other       = target;
     return out;
 }

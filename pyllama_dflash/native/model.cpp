@@ -1,6 +1,8 @@
 #include "model.h"
 
+#include "devices.h"
 #include "error.h"
+#include "llama-model.h"
 #include "log.h"
 #include "stack.h"
 
@@ -8,18 +10,14 @@
 
 namespace pld {
 
-Model::Model(const std::string & path, const pld_model_params & params) : header_(path), facts_(draft_facts(header_)) {
+Model::Model(const std::string & path, const pld_model_params & params) : header_(path), facts_(draft_facts(header_)), load_(params) {
     if (params.header_only) {
         return;
     }
     require(facts_.kind != PLD_KIND_OTHER, PLD_E_LOAD, path + ": " + facts_.refusal);
 
-    auto lparams            = llama_model_default_params();
-    lparams.n_gpu_layers    = params.n_gpu_layers;
-    lparams.use_extra_bufts = params.repack != 0;
-
     const log::Opening opening;
-    llama_.reset(llama_model_load_from_file(path.c_str(), lparams));
+    llama_.reset(llama_model_load_from_file(path.c_str(), load_.llama()));
     require(llama_ != nullptr, opening.out_of_memory() ? PLD_E_MEMORY : PLD_E_LOAD,
             path + ": llama.cpp could not load it" + opening.reason());
     require(!llama_model_has_encoder(llama_.get()) || facts_.kind != PLD_KIND_TARGET, PLD_E_LOAD,
@@ -55,6 +53,7 @@ pld_model_info Model::info() const {
     out.bos            = special("tokenizer.ggml.bos_token_id");
     out.eos            = special("tokenizer.ggml.eos_token_id");
     out.add_bos        = header_.integer("tokenizer.ggml.add_bos_token").value_or(0) != 0;
+    out.device         = llama_ ? device_index(llama_->dev_output()) : -1;
     out.n_params       = header_.n_params();
     out.n_bytes        = header_.n_bytes();
     if (llama_) {  // llama.cpp knows the defaults of each tokenizer

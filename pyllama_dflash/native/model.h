@@ -4,6 +4,7 @@
 #include "api.h"
 #include "header.h"
 #include "llama.h"
+#include "load_params.h"
 #include "pairing.h"
 
 #include <memory>
@@ -40,6 +41,7 @@ private:
 
     Header                             header_;
     DraftFacts                         facts_;
+    LoadParams                         load_;
     std::unique_ptr<llama_model, Free> llama_;
 };
 

@@ -1,6 +1,7 @@
 // The C boundary: each function checks its pointers, runs inside a guard and turns exceptions into a status.
 #include "accept.h"
 #include "api.h"
+#include "devices.h"
 #include "engine.h"
 #include "error.h"
 #include "ggml-backend.h"
@@ -82,11 +83,6 @@ void give_back_memory() {
 #endif
 }
 
-bool is_gpu(ggml_backend_dev_t dev) {
-    const auto type = ggml_backend_dev_type(dev);
-    return type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
-}
-
 }  // namespace
 
 int32_t pld_abi_version(void) {
@@ -152,7 +148,7 @@ int32_t pld_device(int32_t index, pld_device_info * out) {
         copy(out->name, ggml_backend_dev_name(dev));
         copy(out->description, ggml_backend_dev_description(dev));
         copy(out->backend, ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)));
-        out->is_gpu       = is_gpu(dev);
+        out->is_gpu       = pld::is_gpu(dev);
         out->memory_free  = static_cast<int64_t>(free);
         out->memory_total = static_cast<int64_t>(total);
         return PLD_OK;

@@ -12,7 +12,7 @@
  *   - Token ids are int32, logits and scores float32, times int64 microseconds of a monotonic clock.
  */
 
-enum { PLD_ABI_VERSION = 2 };
+enum { PLD_ABI_VERSION = 3, PLD_MAX_DEVICES = 16 };
 
 enum pld_status {
     PLD_OK = 0,
@@ -31,6 +31,14 @@ enum pld_kind {
     PLD_KIND_DFLASH = 1,  /* DFlash draft: picks from its own logits */
     PLD_KIND_DFLASH2 = 2, /* DFlash2 draft: convolutions and a selector over top-k candidates */
     PLD_KIND_OTHER = 3    /* a draft of a kind that is not run here (DSpark, EAGLE3, ...) */
+};
+
+/* How the layers of a model go to several GPUs. */
+enum pld_split {
+    PLD_SPLIT_NONE = 0,  /* all on main_gpu */
+    PLD_SPLIT_LAYER = 1, /* whole layers */
+    PLD_SPLIT_ROW = 2,   /* rows of each matrix, where the backend can */
+    PLD_SPLIT_TENSOR = 3 /* parts of each tensor, computed side by side */
 };
 
 typedef struct pld_model pld_model;
@@ -71,6 +79,14 @@ typedef struct pld_model_params {
     int32_t n_gpu_layers; /* -1: all */
     int32_t repack;       /* 1: weights may be laid out for this CPU's matrix units (AMX, interleaved rows) */
     int32_t header_only;  /* 1: read and check the header, load no weights; only the header functions work then */
+    int32_t use_mmap;     /* 1: map the file where the devices can; 0: read it into memory */
+    int32_t use_mlock;    /* 1: keep what lies in host memory from being swapped out; a system that refuses is warned of */
+    int32_t split_mode;   /* enum pld_split */
+    int32_t main_gpu;     /* with PLD_SPLIT_NONE: index among the devices of the one that holds the model */
+    int32_t n_devices;    /* 0: all GPUs */
+    int32_t n_split;      /* 0: by free memory; else the number of GPUs */
+    int32_t devices[16];  /* indices for pld_device(): GPUs, or the CPU alone */
+    float tensor_split[16]; /* each GPU's share of the model */
 } pld_model_params;
 
 typedef struct pld_model_info {
@@ -93,6 +109,7 @@ typedef struct pld_model_info {
     int32_t bos;            /* -1: none */
     int32_t eos;            /* -1: none */
     int32_t add_bos;
+    int32_t device;         /* index of the device that holds the output layer; -1 if only the header was opened */
     int64_t n_params;
     int64_t n_bytes; /* of all tensors */
 } pld_model_info;
@@ -129,6 +146,7 @@ typedef struct pld_engine_params {
     int32_t type_v;
     int32_t type_k_draft;
     int32_t type_v_draft;
+    int32_t kv_unified; /* 1: one K/V buffer for all sequences; with the one there is, no difference */
     int32_t backend_argmax; /* 1: argmax in the graph, no logits are read back; 0: logits are read back */
     int32_t fused_draft;    /* 1: our own graph of the draft where it can run; 0: llama.cpp's, the reference */
 } pld_engine_params;
