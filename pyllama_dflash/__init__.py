@@ -19,10 +19,11 @@ from .errors import (
     ModelLoadError,
     OrderError,
 )
+from .memory import DeviceMemory, Graph, Memory
 from .model import Model, ModelInfo
 from .models import demo_pair
 from .params import GenerateParams, Params
-from .result import Chunk, Draft, Graph, Memory, Result, State, Stats, Verdict
+from .result import Chunk, Draft, Result, State, Stats, Verdict
 from .speculator import Speculator
 from .stream import Stream
 
@@ -36,6 +37,7 @@ __all__ = [
     "DFlashError",
     "DecodeError",
     "Device",
+    "DeviceMemory",
     "Draft",
     "GenerateParams",
     "Graph",

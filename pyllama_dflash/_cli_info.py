@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from . import _cli_common as common
+from . import _cli_memory, _cli_options
 from .build import build_info, devices
 from .errors import IncompatibleModelsError
 from .model import Model, ModelInfo
@@ -14,6 +15,7 @@ from .model import Model, ModelInfo
 INFO_EXAMPLES = """examples:
   pyllama-dflash info draft.gguf
   pyllama-dflash info draft.gguf --target target.gguf   # do the two belong together?
+  pyllama-dflash info target.gguf --draft draft.gguf -c 32768 -ctk q8_0 -ctv q8_0   # what would they take?
 """
 _KINDS = {
     "target": "target (an ordinary model)",
@@ -27,11 +29,16 @@ def add_info_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of info."""
     parser.add_argument("file", help="a GGUF file; only its header is read")
     parser.add_argument("--target", help="say whether FILE is a draft for this target; exit code 1 if not")
+    parser.add_argument("--draft", help="say whether this is a draft for FILE; exit code 1 if not")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.add_argument_group("options that the memory needed is estimated for")
+    _cli_options.add_options(options, _cli_memory.OPTIONS)
 
 
 def info(args: argparse.Namespace) -> int:
-    """Describe a GGUF. Returns 1 if it does not belong to the target that was named."""
+    """Describe a GGUF. Returns 1 if it does not belong to the file that was named beside it."""
+    if args.target and args.draft:
+        raise ValueError("give --target for a draft, or --draft for a target, not both")
     with Model.header(args.file) as model:
         facts = {
             "file": model.path,
@@ -40,22 +47,28 @@ def info(args: argparse.Namespace) -> int:
             **asdict(model.info),
             "tensor_types": model.tensor_types,
         }
-        reason = _mismatch(args.target, model)
-    if args.target:
-        facts.update(target=args.target, pairs=reason is None, reason=reason)
+        reason = _mismatch(args.target or args.draft, model, args.draft is not None)
+    if args.target or args.draft:
+        role = "target" if args.target else "draft"
+        facts.update({role: args.target or args.draft, "pairs": reason is None, "reason": reason})
+    target, draft = (args.target, args.file) if model.info.is_draft else (args.file, args.draft)
+    memory = None if reason else _cli_memory.estimate(args, target, draft)
     if args.json:
-        common.print_json(facts)
-    else:
-        common.print_table(_rows(facts, model.info))
+        common.print_json({**facts, "memory": memory})
+        return 0 if reason is None else 1
+    common.print_table(_rows(facts, model.info))
+    if memory is not None:
+        print(*_cli_memory.table(memory, is_draft=target is None), sep="\n")
     return 0 if reason is None else 1
 
 
-def _mismatch(target: str | None, draft: Model) -> str | None:
-    if target is None:
+def _mismatch(path: str | None, model: Model, is_draft: bool) -> str | None:
+    if path is None:
         return None
-    with Model.header(target) as model:
+    with Model.header(path) as other:
+        target, draft = (model, other) if is_draft else (other, model)
         try:
-            model.check_pair(draft)
+            target.check_pair(draft)
         except IncompatibleModelsError as error:
             return str(error)
     return None
@@ -86,7 +99,7 @@ def _rows(facts: dict[str, Any], info: ModelInfo) -> list[tuple[str, Any]]:
         rows.append(("selector", f"top {info.selector_top_k}, rank {info.selector_rank}"))
     if "pairs" in facts:
         verdict = "yes" if facts["pairs"] else f"no: {facts['reason']}"
-        rows.append(("pairs with target", verdict))
+        rows.append(("pairs with draft" if "draft" in facts else "pairs with target", verdict))
     return rows
 
 

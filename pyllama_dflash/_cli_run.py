@@ -95,7 +95,8 @@ def _generate(spec: Speculator, args: argparse.Namespace, prompt: str) -> int:
     stats = stream.stats
     stream.close()
     if args.json:
-        common.print_json({"text": "".join(text), "tokens": tokens, "finish_reason": finish, "stats": stats.to_dict()})
+        figures = {"stats": stats.to_dict(), "memory": spec.memory.to_dict()}
+        common.print_json({"text": "".join(text), "tokens": tokens, "finish_reason": finish, **figures})
         return code
     print(flush=True)
     _say_figures(stats, spec.draft_model is not None)

@@ -78,6 +78,7 @@ KINDS = {
     _lib.PLD_KIND_OTHER: "other",
 }
 MAX_DEVICES: int = _lib.PLD_MAX_DEVICES
+_MAX_ROWS = MAX_DEVICES + 2  # of memory: the CPU's, and that of a device made of several
 
 
 def check(result: int) -> int:
@@ -312,6 +313,27 @@ def engine_memory(engine: EngineHandle) -> dict[str, int]:
     out = _ffi.new("pld_engine_memory *")
     check(_lib.pld_engine_get_memory(engine.pointer, out))
     return _fields(out[0])
+
+
+def engine_devices(engine: EngineHandle) -> list[dict[str, Any]]:
+    """Return the fields of each pld_device_memory."""
+    out = _ffi.new("pld_device_memory[]", _MAX_ROWS)
+    return [_fields(row) for row in out[0 : check(_lib.pld_engine_devices(engine.pointer, out, _MAX_ROWS))]]
+
+
+def plan(
+    target: tuple[bytes, dict[str, Any]],
+    draft: tuple[bytes, dict[str, Any]] | None,
+    params: dict[str, int] | None,
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return n_ctx, and what opening files with these fields of pld_model_params and pld_engine_params would take."""
+    null = _ffi.NULL
+    n_ctx, out = _ffi.new("int32_t *"), _ffi.new("pld_device_memory[]", _MAX_ROWS)
+    path, load = draft or (null, null)
+    loads = [value if value is null else _ffi.new("pld_model_params *", value) for value in (target[1], load)]
+    values = null if params is None else _ffi.new("pld_engine_params *", params)
+    n = check(_lib.pld_plan(target[0], loads[0], path, loads[1], values, n_ctx, out, _MAX_ROWS))
+    return n_ctx[0], [_fields(row) for row in out[0:n]]
 
 
 def engine_graphs(engine: EngineHandle) -> list[dict[str, int]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import fields
 from typing import NamedTuple
 
-from . import _ffi, _log, build
+from . import _ffi, _fit, _log, build
 from ._load import device_indices
 from ._turn import call_both
 from .errors import ClosedError
@@ -49,14 +51,19 @@ def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: 
         ModelLoadError, IncompatibleModelsError, ValueError, MemoryError: what was opened so far is closed again.
     """
     _check_used(target, draft, params)
-    engine_params = _engine_params(params)
+    engine_params = engine_fields(params)
     owned: list[Model] = []
     try:
-        target_model = _model(target, _load_target(params), owned)
-        draft_model = None if draft is None else _model(draft, _load_draft(params, target_model), owned)
+        _ffi.init()
+        files = _file(target, load_of_target(params)), _file(draft, load_of_draft(params, None))
+        if files[0]:
+            _fit.check_files(files[0], files[1], engine_params)
+        target_model = _model(target, load_of_target(params), owned)
+        draft_model = None if draft is None else _model(draft, load_of_draft(params, target_model), owned)
         if draft_model is not None:
             target_model.check_pair(draft_model)
             _check_block(draft_model, params)
+        _check_context(target_model, draft_model, params, engine_params)
         engine = _open_engine(target_model, draft_model, engine_params)
     except BaseException:
         for model in owned:
@@ -67,15 +74,17 @@ def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: 
     return Opened(target_model, draft_model, tuple(owned), engine)
 
 
-def _load_target(params: Params) -> LoadParams:
+def load_of_target(params: Params) -> LoadParams:
+    """Return the options that concern the target's file."""
     names = (*_OF_TARGET_FILE, *_OF_FILES)
     return LoadParams(**{name: getattr(params, name) for name in names})
 
 
-def _load_draft(params: Params, target: Model) -> LoadParams:
+def load_of_draft(params: Params, target: Model | None) -> LoadParams:
+    """Return the options that concern the draft's file, which goes where the target is once that is open."""
     devices = params.devices_draft
-    gpus = [device.name for device in build.devices() if device.is_gpu]
-    if devices is None and target.info.device in gpus:
+    gpus = [device.name for device in build.devices() if device.is_gpu] if target else []
+    if devices is None and target and target.info.device in gpus:
         devices = (target.info.device,)  # all in one place, and beside the head that it may share
     return LoadParams(params.n_gpu_layers_draft, devices, use_mmap=params.use_mmap, use_mlock=params.use_mlock)
 
@@ -92,6 +101,20 @@ def _model(source: Model | PathLike, params: LoadParams, owned: list[Model]) -> 
     return source
 
 
+def _file(source: Model | PathLike | None, params: LoadParams) -> _fit.File | None:
+    if isinstance(source, Model):
+        return source._file
+    with suppress(TypeError, UnicodeError):  # what is no path is refused where it is opened
+        return None if source is None else _fit.File(os.fsencode(source), params)
+    return None
+
+
+def _check_context(target: Model, draft: Model | None, params: Params, engine_params: dict[str, int]) -> None:
+    infos = [model.info for model in (target, draft) if model is not None]
+    most = _fit.most_of_context(infos, params, params.n_ctx or target.info.n_ctx_train)
+    _fit.check_context(target._file, draft._file if draft else None, engine_params, most)
+
+
 def _open_engine(target: Model, draft: Model | None, params: dict[str, int]) -> _ffi.EngineHandle:
     _log.sync_level()
     if draft is None:
@@ -99,7 +122,8 @@ def _open_engine(target: Model, draft: Model | None, params: dict[str, int]) -> 
     return call_both(target._gate, draft._gate, lambda: _ffi.engine_open(target._handle, draft._handle, params))
 
 
-def _engine_params(params: Params) -> dict[str, int]:
+def engine_fields(params: Params) -> dict[str, int]:
+    """Return the fields of pld_engine_params."""
     types = {
         name: _kv_type(name, getattr(params, name)) for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")
     }

@@ -8,9 +8,9 @@ from . import _ffi, _log
 from ._open import open_pair
 from ._turn import Hold, Turn
 from .errors import ContextFullError, DFlashError
+from .memory import DeviceMemory, Graph, Memory
 from .model import Model, PathLike
 from .params import GenerateParams, Params, check_int
-from .result import Graph, Memory
 
 T = TypeVar("T")
 
@@ -77,10 +77,14 @@ class Session:
 
     def memory(self) -> Memory:
         """Return what is kept between rounds."""
-        figures, graphs = self.turn.call(
-            lambda: (_ffi.engine_memory(self.engine), _ffi.engine_graphs(self.engine)),
+        counters, graphs, devices = self.turn.call(
+            lambda: (
+                _ffi.engine_memory(self.engine),
+                _ffi.engine_graphs(self.engine),
+                _ffi.engine_devices(self.engine),
+            ),
         )
-        return Memory(**figures, graphs=tuple(Graph(**graph) for graph in graphs))
+        return Memory(tuple(map(DeviceMemory.of, devices)), tuple(Graph(**graph) for graph in graphs), **counters)
 
     def step(self, hold: Hold, function: Callable[[], T]) -> T:
         """Run one native call of the holder."""

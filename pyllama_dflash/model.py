@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, TypeVar, Union
 
-from . import _ffi, _log
+from . import _ffi, _fit, _log
 from ._chat import Messages, render
 from ._load import load_fields
 from ._turn import Gate, call_both
@@ -97,6 +97,7 @@ class Model:
 
     Raises:
         ModelLoadError: the file is missing, damaged or not supported.
+        MemoryError: the weights do not fit; the message has the figures.
         ValueError, TypeError: an option is out of range, or not what these devices can do.
     """
 
@@ -139,12 +140,15 @@ class Model:
         _log.sync_level()
         try:
             _ffi.init()
+            if not header_only:
+                _fit.check_files(_fit.File(raw, params), None, None)
             self._handle = _ffi.model_open(raw, load_fields(params, header_only))
         finally:
             _log.drain()
         self._gate = Gate("Model", self._handle.close)
         self._vocab: dict[int, tuple[bytes, bool]] = {}
         self.is_header = header_only
+        self._file = _fit.File(raw, params, loaded=True)
         self.info = self._call(lambda handle: _info(handle))
 
     @property

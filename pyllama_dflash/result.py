@@ -86,48 +86,6 @@ class State:
 
 
 @dataclass(frozen=True, **SLOTS)
-class Graph:
-    """A graph of a small batch, built once and kept: a verify's, or a launch of our own draft graph.
-
-    Args:
-        draft: 1 for the draft's, 0 for the target's.
-        n_rows: tokens of the batch, or of the block, anchor included.
-        n_injected: draft: rows of the target's features that are written to its cache in the same launch.
-        n_hits: how often it was run again since it was built.
-        bytes: of its own compute buffers; the draft's graphs share theirs.
-    """
-
-    draft: int
-    n_rows: int
-    n_injected: int
-    n_hits: int
-    bytes: int
-
-
-@dataclass(frozen=True, **SLOTS)
-class Memory:
-    """What is kept between rounds. All but `graphs` is of our own draft graph, and zero where llama.cpp's runs.
-
-    Args:
-        n_graphs: draft graphs kept, at most 16: one for each shape of a launch.
-        n_nodes: nodes of the draft graph launched last.
-        n_graph_hits: launches whose graph was there.
-        n_graph_misses: launches whose graph had to be built.
-        kv_bytes: size of the draft's K/V cache.
-        compute_bytes: size of the memory that all draft graphs share, and of their inputs.
-        graphs: each graph kept, the target's first: at most 16 of each, the target's up to 256 MiB.
-    """
-
-    n_graphs: int
-    n_nodes: int
-    n_graph_hits: int
-    n_graph_misses: int
-    kv_bytes: int
-    compute_bytes: int
-    graphs: tuple[Graph, ...] = ()
-
-
-@dataclass(frozen=True, **SLOTS)
 class Stats:
     """Figures of one call. Names are llama-server's where it has them; times are in milliseconds.
 

@@ -24,9 +24,10 @@ from ._tally import Tally
 from ._text import TextAssembler
 from ._turn import Hold
 from .errors import OrderError
+from .memory import Memory
 from .model import Model, PathLike
 from .params import GenerateParams, Params, check_int
-from .result import Chunk, Draft, Memory, Result, State, Verdict
+from .result import Chunk, Draft, Result, State, Verdict
 from .stream import Stream
 
 _P = Params()
@@ -49,6 +50,7 @@ class Speculator:
     Raises:
         ModelLoadError: a file is missing, damaged or not supported.
         IncompatibleModelsError: the draft does not belong to the target, or the target is itself a draft.
+        MemoryError: weights, K/V caches and compute buffers do not fit; the message has the figures.
         ValueError, TypeError: an option is out of range, or would have no effect. GPU layers on a build without a GPU
             backend are only warned of, in the log.
     """
@@ -368,7 +370,7 @@ class Speculator:
 
     @property
     def memory(self) -> Memory:
-        """What is kept between rounds: graphs, and the draft's buffers."""
+        """What is kept, in bytes by device, and the graphs."""
         return self._session.memory()
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ COUNTS = {"devices": "n_devices", "tensor_split": "n_split"}  # of the entries o
 # arguments that say how large a buffer is
 SIZES = {("pld_log_next", 2), ("pld_model_meta_key", 3), ("pld_model_meta", 3), ("pld_model_tensor_types", 2)}
 SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piece", 4), ("pld_engine_graphs", 2)}
+SIZES |= {("pld_engine_devices", 2), ("pld_plan", 7)}
 ENGINE = {"n_ctx": N_CTX, "n_ubatch": 8, "n_threads": 1, "n_max": -1, "flash_attn": -1, "backend_argmax": 0}
 ENGINE |= {"fused_draft": 1}
 KV = {name: lib.pld_kv_type(b"f16") for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")}
@@ -44,7 +45,7 @@ class Stage:
     """An open pair, an engine on it, and buffers."""
 
     def __init__(self, target: str, draft: str) -> None:
-        self.path = target.encode()
+        self.path, self.draft_path = target.encode(), draft.encode()
         self.keep: list[Any] = []
         self.target, self.draft = self.model(target), self.model(draft)
         self.header = self.model(target, header_only=1), self.model(draft, header_only=1)
@@ -111,6 +112,11 @@ class Stage:
             "pld_engine_get_state": [engine, new("pld_engine_state *")],
             "pld_engine_get_memory": [engine, new("pld_engine_memory *")],
             "pld_engine_graphs": [engine, new("pld_graph[]", 4), 4],
+            "pld_engine_devices": [engine, new("pld_device_memory[]", 2), 2],
+            "pld_plan": [
+                *(self.path, model_params, self.draft_path, model_params, engine_params),
+                *(new("int32_t *"), new("pld_device_memory[]", 2), 2),
+            ],
             "pld_engine_reset": [engine],
             "pld_engine_begin": [engine, ids, 16, new("int32_t *")],
             "pld_engine_prefill": [engine],

@@ -95,6 +95,31 @@ def test_info_of_a_pair(pair: Pair, other: Path) -> None:
     assert f"pairs with target  no: {facts['reason']}" in cli("info", other, "--target", pair[0]).stdout
 
 
+def test_info_of_what_a_pair_would_take(pair: Pair) -> None:
+    small, large = (
+        json.loads(cli("info", pair[0], "--draft", pair[1], "--json", "-c", n).stdout) for n in ("512", "1024")
+    )
+    assert (small["pairs"], small["draft"]) == (True, str(pair[1]))
+    for kind, factor in (("target_kv", 2), ("draft_kv", 5 / 3), ("target_weights", 1)):  # a spare cell, and 256 a step
+        assert large["memory"]["devices"][-1][kind] == factor * small["memory"]["devices"][-1][kind] > 0
+    other = json.loads(cli("info", pair[1], "--target", pair[0], "--json", "-c", "512", "-ctk", "q8_0").stdout)
+    assert other["memory"]["devices"][-1]["target_kv"] < small["memory"]["devices"][-1]["target_kv"]
+    assert other["memory"]["n_ctx"] == 512
+    lines = cli("info", pair[0], "--draft", pair[1], "-c", "512").stdout.splitlines()
+    title = next(i for i, line in enumerate(lines) if line.startswith("memory at n_ctx=512"))
+    assert lines[title].split()[-1] == "free"
+    assert [line.split()[0] for line in lines[title + 1 :]] == [row["device"] for row in small["memory"]["devices"]]
+    assert lines[-1].endswith(("GiB", "MiB"))
+
+
+def test_info_of_a_draft_alone_knows_its_weights_only(pair: Pair) -> None:
+    row = json.loads(cli("info", pair[1], "--json").stdout)["memory"]["devices"][-1]
+    assert row["target_weights"] > 0 == row["target_kv"] == row["target_compute"]
+    assert "--ctx-size=512 has no effect on a draft alone" in fails(2, "info", pair[1], "-c", "512")
+    assert "not both" in fails(2, "info", pair[1], "--target", pair[0], "--draft", pair[1])
+    assert "--cache-type-k='f17'" in fails(2, "info", pair[0], "-ctk", "f17")
+
+
 def test_info_of_a_damaged_file(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
     path.write_bytes(pair[0].read_bytes()[:5000])
@@ -121,7 +146,8 @@ def test_run_is_what_run_returns(pair: Pair) -> None:
     found = json.loads(done.stdout)
     with pd.Speculator(*pair, n_ctx=128, n_threads=1) as spec:
         wanted = spec.run("the", max_tokens=8, ignore_eos=True)
-    assert set(found) == {"text", "tokens", "finish_reason", "stats"}
+    assert set(found) == {"text", "tokens", "finish_reason", "stats", "memory"}
+    assert found["memory"]["total"]["draft_kv"] == sum(row["draft_kv"] for row in found["memory"]["devices"]) > 0
     assert (found["text"], tuple(found["tokens"]), found["finish_reason"]) == (wanted.text, wanted.tokens, "length")
     assert set(found["stats"]) == set(wanted.stats.to_dict())
     assert found["stats"]["histogram"] == list(wanted.stats.histogram)

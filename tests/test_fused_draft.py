@@ -215,7 +215,8 @@ def test_what_it_does_not_know_runs_through_llama_cpp(
     caplog.set_level(logging.INFO, "pyllama_dflash")
     with models.fresh(TARGET, Draft(rare=rare)) as spec:
         assert not spec.fused_draft
-        assert spec.memory == pd.Memory(0, 0, 0, 0, 0, 0, spec.memory.graphs)
+        assert (spec.memory.n_nodes, spec.memory.n_graph_hits, spec.memory.n_graph_misses) == (0, 0, 0)
+        assert spec.memory.total.draft_kv > 0
         assert not any(graph.draft for graph in spec.memory.graphs)
         checked_run(spec, PROMPT, max_tokens=20)
     lines = [record for record in caplog.records if "llama.cpp's own draft graph" in record.getMessage()]
@@ -239,15 +240,13 @@ def test_graphs_are_built_once_for_each_shape(models: Models) -> None:
         after = spec.memory
     assert after.n_graph_misses == before.n_graph_misses
     assert after.n_graph_hits > before.n_graph_hits
-    assert 1 <= after.n_graphs <= 16
     ours = [graph for graph in after.graphs if graph.draft]
-    assert len(ours) == after.n_graphs
+    assert 1 <= len(ours) <= 16
     assert {graph.n_rows for graph in ours} >= {8}
     theirs = {graph.n_rows: graph for graph in after.graphs if not graph.draft}
     assert theirs[8].n_hits > 0
     assert theirs[8].bytes > 0
-    assert after.kv_bytes >= 2 * 2 * 3 * 64 * 513  # K and V, F16, layers, width, cells
-    assert (after.compute_bytes, after.kv_bytes) == (before.compute_bytes, before.kv_bytes)
+    assert after.devices == before.devices
 
 
 def test_the_graphs_kept_are_few(models: Models) -> None:
@@ -258,7 +257,7 @@ def test_the_graphs_kept_are_few(models: Models) -> None:
                 break
             spec.verify([0] * n)
             spec.draft(n_max=n)
-        assert spec.memory.n_graphs == 16
+        assert sum(graph.draft for graph in spec.memory.graphs) == 16
         assert spec.memory.n_graph_misses > 16
 
 
@@ -277,8 +276,10 @@ def test_nothing_grows_over_ten_thousand_rounds(models: Models) -> None:
         rounds(7000)
         assert resident() - before < 4 << 20  # 600 bytes a round
         after = spec.memory
-        assert (after.kv_bytes, after.compute_bytes) == (memory.kv_bytes, memory.compute_bytes)
-        assert after.n_graphs <= 16
+        for kind in ("draft_kv", "draft_compute", "target_kv"):
+            assert getattr(after.total, kind) == getattr(memory.total, kind)
+        assert after.total.target_compute < 2 * memory.total.target_compute  # a few graphs take turns
+        assert sum(graph.draft for graph in after.graphs) <= 16
 
 
 def resident() -> int:

@@ -45,9 +45,12 @@ DraftCache::DraftCache(const DraftModel & model, ggml_backend_t backend, ggml_ty
     if (rotatable && ggml_is_quantized(type_v)) {
         v_rotation_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, ROTATED, ROTATED);
     }
-    buffer_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend));
-    require(buffer_ != nullptr, PLD_E_MEMORY, format("no memory for a draft's K/V cache of %d cells", n_cells_));
-    ggml_backend_buffer_clear(buffer_.get(), 0);  // a masked cell counts for nothing only if it holds a number
+    memory_ = allocate(ctx_.get(), backend, model.dry_run());
+    require(memory_.buffer != nullptr, PLD_E_MEMORY, format("no memory for a draft's K/V cache of %d cells", n_cells_));
+    if (model.dry_run()) {
+        return;
+    }
+    ggml_backend_buffer_clear(memory_.buffer.get(), 0);  // a masked cell counts for nothing only if it holds a number
     const auto rotation = hadamard(ROTATED);
     for (auto * t : {k_rotation_, v_rotation_}) {
         if (t) {

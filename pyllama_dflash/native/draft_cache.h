@@ -3,6 +3,7 @@
 #pragma once
 
 #include "draft_model.h"
+#include "footprint.h"
 #include "ggml-cpp.h"
 
 #include <vector>
@@ -21,7 +22,7 @@ public:
     int32_t spare() const { return n_cells_ - 1; }
     // Cells that a graph reads to see positions [0, pos).
     int32_t n_kv(int32_t pos) const;
-    size_t  n_bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+    size_t  n_bytes() const { return memory_.n_bytes; }
 
     // [heads * width, n_cells] of a layer.
     ggml_tensor * k(int32_t il) const { return k_[static_cast<size_t>(il)]; }
@@ -33,7 +34,7 @@ public:
 private:
     int32_t                    n_cells_;
     ggml_context_ptr           ctx_;
-    ggml_backend_buffer_ptr    buffer_;
+    Allocation                 memory_;
     std::vector<ggml_tensor *> k_;
     std::vector<ggml_tensor *> v_;
     ggml_tensor *              k_rotation_ = nullptr;

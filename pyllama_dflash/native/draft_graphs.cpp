@@ -24,8 +24,9 @@ std::vector<const void *> places_of(const std::vector<const ggml_tensor *> & fea
 
 }  // namespace
 
-DraftGraphs::DraftGraphs(ggml_backend_t backend, Build build)
+DraftGraphs::DraftGraphs(ggml_backend_t backend, bool dry_run, Build build)
     : backend_(backend),
+      dry_run_(dry_run),
       build_(std::move(build)),
       allocator_(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend))) {}
 
@@ -37,6 +38,12 @@ void DraftGraphs::reserve(const DraftShape & largest) {
             throw Unsupported(format("%s does not compute %s of %s", ggml_backend_name(backend_), ggml_op_desc(node),
                                      node->src[0] ? ggml_type_name(node->src[0]->type) : "nothing"));
         }
+    }
+    if (dry_run_) {
+        size_t size = 0;
+        ggml_gallocr_reserve_n_size(allocator_.get(), g.graph, nullptr, nullptr, &size);
+        n_measured_ = std::max(n_measured_, size);
+        return;
     }
     require(ggml_gallocr_reserve(allocator_.get(), g.graph), PLD_E_MEMORY, "no memory for the draft's compute buffer");
 }

@@ -20,7 +20,7 @@ class DraftGraphs {
 public:
     using Build = std::function<DraftGraph(const DraftShape &)>;
 
-    DraftGraphs(ggml_backend_t backend, Build build);
+    DraftGraphs(ggml_backend_t backend, bool dry_run, Build build);
 
     // Make room for graphs as large as this one: what is built later then never moves what was built before.
     // Throws Unsupported for a node that the backend does not compute, Error(PLD_E_MEMORY).
@@ -36,7 +36,7 @@ public:
     int32_t n_nodes() const { return kept_.empty() ? 0 : kept_.front().graph.n_nodes(); }  // of the one used last
     int64_t hits() const { return hits_; }
     int64_t misses() const { return misses_; }
-    size_t  n_bytes() const { return ggml_gallocr_get_buffer_size(allocator_.get(), 0); }
+    size_t  n_bytes() const { return dry_run_ ? n_measured_ : ggml_gallocr_get_buffer_size(allocator_.get(), 0); }
 
 private:
     struct Kept {
@@ -47,9 +47,11 @@ private:
     };
 
     ggml_backend_t   backend_;
+    bool             dry_run_;
     Build            build_;
     ggml_gallocr_ptr allocator_;  // one for all: they never run at once
     std::list<Kept>  kept_;       // the last used first
+    size_t           n_measured_ = 0;  // what a dry run would have reserved
     int64_t          hits_   = 0;
     int64_t          misses_ = 0;
 };

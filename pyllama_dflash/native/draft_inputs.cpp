@@ -23,20 +23,23 @@ DraftInputs::DraftInputs(const DraftModel & model, const DraftCache & cache, ggm
     : model_(model), cache_(cache), backend_(backend) {
     const auto n_block = static_cast<size_t>(model.facts().block_size);
     const auto n_embd  = static_cast<size_t>(model.n_embd());
-    const auto map     = model.token_map();
+    const auto n_map   = model.n_token_map();
 
     const auto rows = n_block + static_cast<size_t>(max_rows);
     const auto mask = aligned(n_block * static_cast<size_t>(cache.n_cells()) * sizeof(uint16_t));
     block_          = 2 * mask + aligned(rows * sizeof(int64_t)) + aligned(rows * sizeof(int32_t)) + aligned(sizeof(int32_t));
     tokens_         = aligned(block_ + n_block * n_embd * sizeof(float));
-    n_tokens_       = static_cast<int64_t>(map.size());
-    const auto size = tokens_ + aligned(map.size() * sizeof(int32_t));
+    n_tokens_       = n_map;
+    const auto size = tokens_ + aligned(static_cast<size_t>(n_map) * sizeof(int32_t));
 
     ctx_.reset(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
     bytes_ = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I8, static_cast<int64_t>(size));
-    buffer_.reset(ggml_backend_alloc_ctx_tensors(ctx_.get(), backend));
-    require(buffer_ != nullptr, PLD_E_MEMORY, format("no memory for %zu bytes of a draft's inputs", size));
-    ggml_backend_buffer_clear(buffer_.get(), 0);
+    memory_ = allocate(ctx_.get(), backend, model.dry_run());
+    require(memory_.buffer != nullptr, PLD_E_MEMORY, format("no memory for %zu bytes of a draft's inputs", size));
+    if (model.dry_run()) {
+        return;
+    }
+    ggml_backend_buffer_clear(memory_.buffer.get(), 0);
 
     // All slots but the anchor's hold the mask token, for good.
     std::vector<float> embeddings(n_block * n_embd);
@@ -44,7 +47,7 @@ DraftInputs::DraftInputs(const DraftModel & model, const DraftCache & cache, ggm
         model.embed(model.facts().mask_token, &embeddings[i * n_embd]);
     }
     ggml_backend_tensor_set(bytes_, embeddings.data(), block_, embeddings.size() * sizeof(float));
-    if (!map.empty()) {
+    if (const auto map = model.token_map(); !map.empty()) {
         ggml_backend_tensor_set(bytes_, map.data(), tokens_, map.size() * sizeof(int32_t));
     }
 }
@@ -63,8 +66,8 @@ DraftInputs::Layout DraftInputs::layout(const DraftRows & rows) const {
 
 ggml_tensor * DraftInputs::leaf(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1, size_t offset) const {
     auto * t  = ggml_new_tensor_2d(ctx, type, ne0, ne1);
-    t->buffer = buffer_.get();
-    t->data   = static_cast<char *>(bytes_->data) + offset;
+    t->buffer = memory_.buffer.get();
+    t->data   = bytes_->data ? static_cast<char *>(bytes_->data) + offset : nullptr;
     return t;
 }
 

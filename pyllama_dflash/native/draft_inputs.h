@@ -22,7 +22,7 @@ public:
     // Throws Error(PLD_E_MEMORY).
     DraftInputs(const DraftModel & model, const DraftCache & cache, ggml_backend_t backend, int32_t max_rows);
 
-    size_t n_bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+    size_t n_bytes() const { return memory_.n_bytes; }
 
     // Leaves of a graph, at the places that upload() fills for the same rows.
     struct Leaves {
@@ -55,7 +55,7 @@ private:
     size_t                  tokens_ = 0;  // of the map of a reduced head
     int64_t                 n_tokens_ = 0;
     ggml_context_ptr        ctx_;
-    ggml_backend_buffer_ptr buffer_;
+    Allocation              memory_;
     ggml_tensor *           bytes_ = nullptr;  // all of it
     std::vector<uint8_t>    staging_;          // the host's copy of what the last upload sent
 };

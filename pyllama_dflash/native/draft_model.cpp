@@ -1,5 +1,7 @@
 #include "draft_model.h"
 
+#include "devices.h"
+#include "error.h"
 #include "llama-graph.h"
 #include "llama-model.h"
 
@@ -59,7 +61,8 @@ void check_layer(const llama_layer & l) {
 }  // namespace
 
 DraftModel::DraftModel(const Model & draft, const llama_model & target)
-    : model_(*draft.llama()),
+    : dry_run_(draft.dry_run()),
+      model_(*draft.llama()),
       facts_(draft.facts()),
       embd_(model_.tok_embd ? model_.tok_embd : target.tok_embd),
       head_(model_.output ? model_.output : target.output) {
@@ -71,7 +74,10 @@ DraftModel::DraftModel(const Model & draft, const llama_model & target)
     unless(embd_->type == GGML_TYPE_F32 || ggml_get_type_traits(embd_->type)->to_float != nullptr,
            "its embeddings are of a type that is not read here");
 
-    std::vector<const ggml_tensor *> used = {model_.fc, model_.output_norm_enc, model_.output_norm, head_};
+    std::vector<const ggml_tensor *> used = {model_.fc, model_.output_norm_enc, model_.output_norm};
+    if (model_.output) {  // else the target's, which may lie elsewhere
+        used.push_back(model_.output);
+    }
     if (dflash2()) {
         used.insert(used.end(), {model_.dflash_selector_prev, model_.dflash_selector_next, model_.dflash_selector_hidden});
     }
@@ -90,8 +96,27 @@ DraftModel::DraftModel(const Model & draft, const llama_model & target)
     for (const auto * t : used) {
         unless(t != nullptr, "a weight is missing");
         auto * dev = device_of(t);
-        unless(device_ == nullptr || dev == device_, "its weights, and the head it may share, lie on more than one device");
+        unless(device_ == nullptr || dev == device_, "its weights lie on more than one device");
         device_ = dev;
+    }
+    if (device_of(head_) != device_) {
+        copy_head();
+    }
+}
+
+// The head's own buffer knows how to give its rows back, unless they were laid out anew for a CPU.
+void DraftModel::copy_head() {
+    auto * from = head_;
+    unless(ggml_backend_buffer_is_host(from->buffer) || is_gpu(device_of(from)), "the head it shares is laid out for the CPU");
+    const ggml_backend_ptr backend(ggml_backend_dev_init(device_, nullptr));
+    require(backend != nullptr, PLD_E_MEMORY, format("%s could not be opened for the draft", ggml_backend_dev_name(device_)));
+    copy_ctx_.reset(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    head_ = ggml_dup_tensor(copy_ctx_.get(), from);
+    copy_ = allocate(copy_ctx_.get(), backend.get(), dry_run_);
+    require(copy_.buffer != nullptr, PLD_E_MEMORY, "no memory for the draft's copy of the target's head");
+    ggml_backend_buffer_set_usage(copy_.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    if (!dry_run_) {
+        ggml_backend_tensor_copy(from, head_);
     }
 }
 
@@ -136,6 +161,10 @@ void DraftModel::embed(int32_t token, float * out) const {
     for (int64_t i = 0; scale != 0.0f && i < n; ++i) {
         out[i] *= scale;
     }
+}
+
+int64_t DraftModel::n_token_map() const {
+    return model_.d2t ? model_.d2t->ne[0] : 0;
 }
 
 std::vector<int32_t> DraftModel::token_map() const {

@@ -1,6 +1,7 @@
 // A draft's weights as our graph needs them: where each lies, and whether the graph knows everything the model does.
 #pragma once
 
+#include "footprint.h"
 #include "ggml-backend.h"
 #include "model.h"
 
@@ -21,10 +22,14 @@ public:
     // Throws Unsupported. target: the model whose embeddings and head the draft shares if it has none.
     DraftModel(const Model & draft, const llama_model & target);
 
+    bool dry_run() const { return dry_run_; }
+
     const llama_model &   weights() const { return model_; }
     const llama_hparams & hparams() const;
     const DraftFacts &    facts() const { return facts_; }
     ggml_tensor *         head() const { return head_; }
+    // Bytes of a head that was copied, since it lay on another device.
+    size_t n_copied() const { return copy_.n_bytes; }
     // The one device that holds every weight that the graph reads.
     ggml_backend_dev_t device() const { return device_; }
 
@@ -38,13 +43,19 @@ public:
     void embed(int32_t token, float * out) const;
     // The target's token of each row of a reduced head; empty without one.
     std::vector<int32_t> token_map() const;
+    int64_t              n_token_map() const;
 
 private:
+    void copy_head();
+
+    bool                dry_run_;
     const llama_model & model_;
     const DraftFacts &  facts_;
     ggml_tensor *       embd_;
     ggml_tensor *       head_;
     ggml_backend_dev_t  device_ = nullptr;
+    ggml_context_ptr    copy_ctx_;
+    Allocation          copy_;
 };
 
 }  // namespace pld

@@ -4,6 +4,7 @@
 
 #include "accept.h"
 #include "context.h"
+#include "footprint.h"
 #include "model.h"
 
 #include <memory>
@@ -21,7 +22,8 @@ public:
     // Positions whose features are here: in the cache, or waiting to be written there.
     virtual int32_t n_past() const     = 0;
     virtual int64_t n_injected() const = 0;
-    virtual void    memory(pld_engine_memory & out) const = 0;
+    virtual void    counters(pld_engine_memory & out) const = 0;
+    virtual void    footprint(Footprint & out) const = 0;
     virtual void    graphs(std::vector<pld_graph> & out) const = 0;
 
     virtual void attach(const ThreadPool & pool, int32_t n_threads) = 0;

@@ -12,83 +12,16 @@ namespace pld {
 
 namespace {
 
-// The types that llama.cpp takes for a cache.
-constexpr ggml_type KV_TYPES[] = {
-    GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,   GGML_TYPE_Q4_0,
-    GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL,
-};
-
-bool is_kv_type(int32_t type) {
-    return std::find(std::begin(KV_TYPES), std::end(KV_TYPES), type) != std::end(KV_TYPES);
-}
-
-// A quantised cache holds the values of a head in whole blocks.
-void check_heads(const Header & h, const char * width, int32_t type, const char * option) {
-    const auto n_head = h.integer(h.key("attention.head_count")).value_or(0);
-    const auto n_embd = h.integer(h.key("embedding_length")).value_or(0);
-    const auto n      = h.integer(h.key(width)).value_or(n_head > 0 ? n_embd / n_head : 0);
-    const auto block  = ggml_blck_size(static_cast<ggml_type>(type));
-    require(n % block == 0, PLD_E_ARGUMENT,
-            format("%s=%s stores %lld values at a time and a head of %s has %lld; use f16", option,
-                   ggml_type_name(static_cast<ggml_type>(type)), (long long) block, h.name().c_str(), (long long) n));
-}
-
-// The parameters with defaults filled in, once the models are known to belong together and the values to be in range.
-pld_engine_params resolve(const Model & target, const Model * draft, pld_engine_params p) {
-    if (draft) {
-        check_pair(target.header(), draft->header());
-    } else {
-        check_target(target.header());
-    }
-    const auto trained = static_cast<int32_t>(llama_model_n_ctx_train(target.llama()));
-    const auto widest  = draft ? draft->facts().block_size - 1 : p.n_max;
-    require(p.n_max >= -1, PLD_E_ARGUMENT, format("n_max=%d is out of range, -1 or more", p.n_max));
-    p.n_ctx = p.n_ctx == 0 ? trained : p.n_ctx;
-    p.n_max = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
-
-    constexpr int32_t MAX_CTX = 1 << 28, MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
-    require(p.n_ctx >= 1 && p.n_ctx <= MAX_CTX, PLD_E_ARGUMENT, format("n_ctx=%d is out of range, 1 to %d", p.n_ctx, MAX_CTX));
-    require(p.n_ubatch >= 1 && p.n_ubatch <= MAX_STEP, PLD_E_ARGUMENT,
-            format("n_ubatch=%d is out of range, 1 to %d", p.n_ubatch, MAX_STEP));
-    require(p.n_threads >= 1 && p.n_threads <= MAX_THREADS, PLD_E_ARGUMENT,
-            format("n_threads=%d is out of range, 1 to %d", p.n_threads, MAX_THREADS));
-    require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));
-    require(!draft || p.n_max <= widest, PLD_E_ARGUMENT,
-            format("n_max=%d exceeds block_size-1=%d of %s; lower n_max", p.n_max, widest,
-                   draft ? draft->header().name().c_str() : ""));
-    require(p.n_max <= MAX_WIDTH, PLD_E_ARGUMENT, format("n_max=%d is out of range, 0 to %d", p.n_max, MAX_WIDTH));
-    for (const auto type : {p.type_k, p.type_v, p.type_k_draft, p.type_v_draft}) {
-        require(is_kv_type(type), PLD_E_ARGUMENT, format("%d is no K/V cache type", type));
-    }
-    for (const auto type : {p.type_v, p.type_v_draft}) {
-        require(p.flash_attn != 0 || !ggml_is_quantized(static_cast<ggml_type>(type)), PLD_E_ARGUMENT,
-                format("a V cache of type %s needs flash attention; turn it on or use f16",
-                       ggml_type_name(static_cast<ggml_type>(type))));
-    }
-    check_heads(target.header(), "attention.key_length", p.type_k, "type_k");
-    check_heads(target.header(), "attention.value_length", p.type_v, "type_v");
-    if (draft) {
-        check_heads(draft->header(), "attention.key_length", p.type_k_draft, "type_k_draft");
-        check_heads(draft->header(), "attention.value_length", p.type_v_draft, "type_v_draft");
-    }
-    return p;
-}
-
 bool has_recurrent_state(const llama_model * model) {
     return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
 }
 
 }  // namespace
 
-int32_t kv_type(const std::string & name) {
-    const auto it = std::find_if(std::begin(KV_TYPES), std::end(KV_TYPES), [&](auto type) { return name == ggml_type_name(type); });
-    return it == std::end(KV_TYPES) ? -1 : *it;
-}
-
 Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, const pld_engine_params & params)
     : target_(std::move(target)),
       draft_(std::move(draft)),
-      params_(resolve(*target_, draft_.get(), params)),
+      params_(resolve(target_->header(), draft_ ? &draft_->header() : nullptr, params)),
       n_vocab_(target_->n_vocab()),
       threads_(params_.n_threads) {
     require(params_.n_max == 0 || !has_recurrent_state(target_->llama()), PLD_E_PAIR,
@@ -104,20 +37,7 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
 Engine::~Engine() = default;
 
 void Engine::open() {
-    const auto width    = params_.n_max + 1;
-    auto       p        = llama_context_default_params();
-    p.n_ctx             = static_cast<uint32_t>(params_.n_ctx);
-    p.n_batch           = static_cast<uint32_t>(std::max(params_.n_ubatch, width));
-    p.n_ubatch          = p.n_batch;
-    p.n_seq_max         = 1;
-    p.n_outputs_max     = static_cast<uint32_t>(width);
-    p.n_threads         = 1;
-    p.n_threads_batch   = 1;
-    p.flash_attn_type   = static_cast<llama_flash_attn_type>(params_.flash_attn);
-    p.type_k            = static_cast<ggml_type>(params_.type_k);
-    p.type_v            = static_cast<ggml_type>(params_.type_v);
-    p.kv_unified        = params_.kv_unified != 0;
-    ctx_                = std::make_unique<Context>(target_->llama(), p, "target");
+    ctx_ = std::make_unique<Context>(target_->llama(), target_context(params_), "target");
     llama_set_argmax(ctx_->get(), params_.backend_argmax);
     if (draft_) {
         drafter_ = make_drafter(draft_, *ctx_, params_);
@@ -176,9 +96,18 @@ pld_engine_state Engine::state() const {
 pld_engine_memory Engine::memory() const {
     pld_engine_memory out = {};
     if (drafter_) {
-        drafter_->memory(out);
+        drafter_->counters(out);
     }
     return out;
+}
+
+std::vector<pld_device_memory> Engine::devices() const {
+    Footprint out;
+    out.add(llama_get_memory_breakdown(ctx_->get()), /*draft=*/false);
+    if (drafter_) {
+        drafter_->footprint(out);
+    }
+    return out.rows();
 }
 
 std::vector<pld_graph> Engine::graphs() {

@@ -4,15 +4,13 @@
 
 #include "context.h"
 #include "drafter.h"
+#include "engine_params.h"
 #include "model.h"
 
 #include <memory>
 #include <vector>
 
 namespace pld {
-
-// A K/V cache type by name, or -1.
-int32_t kv_type(const std::string & name);
 
 struct Verdict {
     std::vector<int32_t> chosen;   // the target's argmax at each row
@@ -29,6 +27,7 @@ public:
     pld_engine_info  info() const;
     pld_engine_state state() const;
     pld_engine_memory memory() const;
+    std::vector<pld_device_memory> devices() const;
     std::vector<pld_graph> graphs();
 
     void    reset();

@@ -35,7 +35,7 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, Context & target, const
       cache_(draft_, backend_.get(), static_cast<ggml_type>(params.type_k_draft), static_cast<ggml_type>(params.type_v_draft),
              params.n_ctx),
       inputs_(draft_, cache_, backend_.get(), max_rows_),
-      graphs_(backend_.get(), [this](const DraftShape & s) {
+      graphs_(backend_.get(), model_->dry_run(), [this](const DraftShape & s) {
           return build_draft_graph(draft_, cache_, inputs_, s.rows, s.features, n_candidates_, flash_attn_);
       }) {
     if (draft_.head()->ne[1] < n_candidates_) {
@@ -70,13 +70,37 @@ void FusedDrafter::reserve_largest() {
     }
 }
 
-void FusedDrafter::memory(pld_engine_memory & out) const {
-    out.n_graphs       = graphs_.size();
+void FusedDrafter::counters(pld_engine_memory & out) const {
     out.n_nodes        = graphs_.n_nodes();
     out.n_graph_hits   = graphs_.hits();
     out.n_graph_misses = graphs_.misses();
-    out.kv_bytes       = static_cast<int64_t>(cache_.n_bytes());
-    out.compute_bytes  = static_cast<int64_t>(graphs_.n_bytes() + inputs_.n_bytes());
+}
+
+size_t FusedDrafter::copy_size() const {
+    return static_cast<size_t>(draft_.n_embd()) * static_cast<size_t>(max_rows_) * sizeof(float);
+}
+
+void FusedDrafter::footprint(Footprint & out) const {
+    auto * buft = ggml_backend_get_default_buffer_type(backend_.get());
+    for (const auto & [weights, bytes] : model_->llama()->memory_breakdown()) {
+        out.add(weights, &pld_device_memory::draft_weights, bytes);
+    }
+    out.add(buft, &pld_device_memory::draft_weights, draft_.n_copied());
+    out.add(buft, &pld_device_memory::draft_kv, cache_.n_bytes());
+    out.add(buft, &pld_device_memory::draft_compute, graphs_.n_bytes() + inputs_.n_bytes());
+    out.add(buft, &pld_device_memory::draft_compute, n_copies() * copy_size());
+}
+
+// Features that are copied to the draft's device; for a dry run, those that would be.
+size_t FusedDrafter::n_copies() const {
+    if (!model_->dry_run()) {
+        return static_cast<size_t>(std::count_if(copies_.begin(), copies_.end(), [](const Copy & c) { return c.buffer != nullptr; }));
+    }
+    const auto * tgt    = llama_get_model(target_.get());
+    const auto & layers = model_->facts().target_layers;
+    return static_cast<size_t>(std::count_if(layers.begin(), layers.end(), [&](int32_t id) {
+        return tgt->dev_layer(std::clamp(id - 1, 0, llama_model_n_layer(tgt) - 1)) != draft_.device();  // what makes that input
+    }));
 }
 
 void FusedDrafter::attach(const ThreadPool & pool, int32_t n_threads) {
@@ -94,8 +118,7 @@ const ggml_tensor * FusedDrafter::local(const ggml_tensor * feature, size_t inde
     copies_.resize(model_->facts().target_layers.size());
     auto & copy = copies_[index];
     if (copy.buffer == nullptr) {
-        const auto size = static_cast<size_t>(draft_.n_embd()) * static_cast<size_t>(max_rows_) * sizeof(float);
-        copy.buffer.reset(ggml_backend_alloc_buffer(backend_.get(), size));
+        copy.buffer.reset(ggml_backend_alloc_buffer(backend_.get(), copy_size()));
         require(copy.buffer != nullptr, PLD_E_MEMORY, "no memory for a copy of the target's features");
     }
     copy.tensor          = *feature;

@@ -16,7 +16,8 @@ public:
     int32_t n_candidates() const override { return n_candidates_; }
     int32_t n_past() const override { return seq_.n_cached + seq_.n_kept; }
     int64_t n_injected() const override { return n_injected_; }
-    void    memory(pld_engine_memory & out) const override;
+    void    counters(pld_engine_memory & out) const override;
+    void    footprint(Footprint & out) const override;
     void    graphs(std::vector<pld_graph> & out) const override { graphs_.list(out); }
 
     void attach(const ThreadPool & pool, int32_t n_threads) override;
@@ -45,6 +46,8 @@ private:
 
     const ggml_tensor * local(const ggml_tensor * feature, size_t index);
     void                reserve_largest();
+    size_t              n_copies() const;
+    size_t              copy_size() const;  // of one layer's features
     int32_t             n_rows() const;
     // Write what waits and, with n > 0, run a block that drafts n tokens into out [n, 2k].
     void launch(int32_t anchor, int32_t n, float * out);

@@ -1,7 +1,10 @@
 #include "llama_drafter.h"
 
+#include "devices.h"
+#include "engine_params.h"
 #include "error.h"
 #include "llama-ext.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,25 +13,15 @@ namespace pld {
 
 namespace {
 
-// The draft's graph computes logits for every row of a batch, so its compute buffer grows with n_ubatch x n_vocab.
-constexpr int32_t DRAFT_UBATCH = 64;
-
-llama_context_params draft_params(const DraftFacts & facts, llama_context * target, const pld_engine_params & params) {
-    auto out            = llama_context_default_params();
-    const auto n_ubatch = std::max({DRAFT_UBATCH, facts.block_size});
-    out.n_ctx           = static_cast<uint32_t>(params.n_ctx);  // a block never reaches beyond what could be verified
-    out.n_batch         = static_cast<uint32_t>(n_ubatch);
-    out.n_ubatch        = static_cast<uint32_t>(n_ubatch);
-    out.n_seq_max       = 1;
-    out.n_outputs_max   = static_cast<uint32_t>(facts.block_size);
-    out.n_threads       = 1;
-    out.n_threads_batch = 1;
-    out.flash_attn_type = static_cast<llama_flash_attn_type>(params.flash_attn);
-    out.type_k          = static_cast<ggml_type>(params.type_k_draft);
-    out.type_v          = static_cast<ggml_type>(params.type_v_draft);
-    out.kv_unified      = params.kv_unified != 0;
-    out.ctx_other       = target;
-    return out;
+// A context computes on the devices of its model and on the CPU. A head that lies elsewhere would end the process.
+const Model & with_head_in_reach(const Model & draft, const llama_model & target) {
+    auto * dev = target.dev_output();
+    const auto & own = draft.llama()->devices;
+    const bool reached = std::any_of(own.begin(), own.end(), [&](const auto & d) { return d.dev == dev; });
+    require(draft.facts().own_head || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU || reached, PLD_E_ARGUMENT,
+            format("%s has no head of its own and llama.cpp's graph can't read the target's on %s; name that in devices_draft",
+                   draft.header().name().c_str(), ggml_backend_dev_name(dev)));
+    return draft;
 }
 
 }  // namespace
@@ -40,8 +33,8 @@ LlamaDrafter::LlamaDrafter(std::shared_ptr<Model> model, Context & target, const
       n_candidates_(candidates_of(model_->facts(), n_vocab_)),
       n_embd_(static_cast<size_t>(llama_model_n_embd(model_->llama()))),
       width_(n_embd_ * model_->facts().target_layers.size()),
-      n_ubatch_(std::max(DRAFT_UBATCH, model_->facts().block_size)),
-      ctx_(model_->llama(), draft_params(model_->facts(), target.get(), params), "draft") {
+      n_ubatch_(draft_ubatch(model_->facts())),
+      ctx_(with_head_in_reach(*model_, *llama_get_model(target.get())).llama(), draft_context(model_->facts(), target.get(), params), "draft") {
     for (const auto id : model_->facts().target_layers) {
         llama_set_embeddings_layer_inp(target.get(), static_cast<uint32_t>(id), true);
     }

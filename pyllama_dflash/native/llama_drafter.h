@@ -14,7 +14,8 @@ public:
     int32_t n_candidates() const override { return n_candidates_; }
     int32_t n_past() const override { return n_cached_ + n_pending(); }
     int64_t n_injected() const override { return n_injected_; }
-    void    memory(pld_engine_memory &) const override {}
+    void    counters(pld_engine_memory &) const override {}
+    void    footprint(Footprint & out) const override { out.add(llama_get_memory_breakdown(ctx_.get()), /*draft=*/true); }
     void    graphs(std::vector<pld_graph> &) const override {}
 
     void attach(const ThreadPool & pool, int32_t n_threads) override { ctx_.attach(pool, n_threads); }

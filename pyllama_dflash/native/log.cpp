@@ -32,6 +32,7 @@ thread_local std::string partial;
 thread_local Level       partial_level = INFO;
 
 thread_local int         opening = 0;
+thread_local int         quiet   = 0;
 thread_local std::string first_error;
 thread_local bool        alloc_failed = false;
 
@@ -80,9 +81,9 @@ void write(Level level, const std::string & line) {
     }
     if (opening > 0 && level == ERROR) {
         first_error  = first_error.empty() ? line : first_error;
-        alloc_failed = alloc_failed || line.find("alloc") != std::string::npos;
+        alloc_failed = alloc_failed || line.find("alloc") != std::string::npos || line.find("out of memory") != std::string::npos;
     }
-    if (level < min_level) {
+    if (level < min_level || quiet > 0) {
         return;
     }
     const std::lock_guard<std::mutex> lock(mutex);
@@ -111,6 +112,14 @@ int32_t next(int32_t * level, char * buf, int32_t cap) {
 int64_t dropped() {
     const std::lock_guard<std::mutex> lock(mutex);
     return n_dropped;
+}
+
+Quiet::Quiet() {
+    quiet++;
+}
+
+Quiet::~Quiet() {
+    quiet--;
 }
 
 Opening::Opening() {

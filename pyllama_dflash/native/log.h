@@ -35,4 +35,13 @@ public:
     bool out_of_memory() const;
 };
 
+// While one of these lives, lines of this thread are not kept: of a trial whose outcome is reported otherwise.
+class Quiet {
+public:
+    Quiet();
+    ~Quiet();
+    Quiet(const Quiet &) = delete;
+    Quiet & operator=(const Quiet &) = delete;
+};
+
 }  // namespace pld::log

@@ -10,14 +10,15 @@
 
 namespace pld {
 
-Model::Model(const std::string & path, const pld_model_params & params) : header_(path), facts_(draft_facts(header_)), load_(params) {
-    if (params.header_only) {
+Model::Model(const std::string & path, const pld_model_params & params, bool dry_run)
+    : header_(path), facts_(draft_facts(header_)), load_(params), dry_run_(dry_run) {
+    if (params.header_only && !dry_run) {
         return;
     }
     require(facts_.kind != PLD_KIND_OTHER, PLD_E_LOAD, path + ": " + facts_.refusal);
 
     const log::Opening opening;
-    llama_.reset(llama_model_load_from_file(path.c_str(), load_.llama()));
+    llama_.reset(llama_model_load_from_file(path.c_str(), dry_run ? load_.dry_run() : load_.llama()));
     require(llama_ != nullptr, opening.out_of_memory() ? PLD_E_MEMORY : PLD_E_LOAD,
             path + ": llama.cpp could not load it" + opening.reason());
     require(!llama_model_has_encoder(llama_.get()) || facts_.kind != PLD_KIND_TARGET, PLD_E_LOAD,

@@ -15,11 +15,13 @@ namespace pld {
 
 class Model {
 public:
-    Model(const std::string & path, const pld_model_params & params);
+    // dry_run: no weight is read, only what they would take is known.
+    Model(const std::string & path, const pld_model_params & params, bool dry_run = false);
 
     const Header &     header() const { return header_; }
     const DraftFacts & facts() const { return facts_; }
     pld_model_info     info() const;
+    bool               dry_run() const { return dry_run_; }
 
     // The weights; throws Error(PLD_E_ARGUMENT) if only the header was opened.
     llama_model *       llama() const;
@@ -42,6 +44,7 @@ private:
     Header                             header_;
     DraftFacts                         facts_;
     LoadParams                         load_;
+    bool                               dry_run_;
     std::unique_ptr<llama_model, Free> llama_;
 };
 

@@ -172,15 +172,27 @@ typedef struct pld_engine_state {
     int64_t n_prefilled; /* prompt tokens evaluated by the target since the engine was opened */
 } pld_engine_state;
 
-/* What our own draft graph keeps; all zero without it. */
+/* What our own draft graph did; all zero without it. */
 typedef struct pld_engine_memory {
-    int32_t n_graphs;       /* graphs kept, one for each shape of a launch */
     int32_t n_nodes;        /* of the graph launched last */
     int64_t n_graph_hits;   /* launches whose graph was there */
     int64_t n_graph_misses; /* launches whose graph had to be built */
-    int64_t kv_bytes;       /* of the draft's K/V cache */
-    int64_t compute_bytes;  /* of the memory that all graphs share, and of their inputs */
 } pld_engine_memory;
+
+/* What lies in the memory of one device, in bytes. */
+typedef struct pld_device_memory {
+    char device[64];
+    int32_t is_host;      /* 1: memory of the host, pinned, mapped or repacked */
+    int64_t target_weights;
+    int64_t draft_weights;
+    int64_t target_kv;
+    int64_t draft_kv;
+    int64_t target_compute;
+    int64_t draft_compute;
+    int64_t mapped;       /* of the weights: mapped from the file, so the system can drop and read them again */
+    int64_t memory_free;  /* of the device, as its backend sees it; a CPU's is all that it has */
+    int64_t memory_total;
+} pld_device_memory;
 
 /* A graph of a small batch that is kept, built once: a verify of the target's, or a launch of our own draft graph. */
 typedef struct pld_graph {
@@ -191,6 +203,13 @@ typedef struct pld_graph {
     int64_t bytes;      /* of its own compute buffers; the draft's graphs share theirs */
 } pld_graph;
 
+/* What opening this pair would take, found by a dry run: no weight is read, nothing is allocated. draft may be NULL; params
+ * NULL: the weights alone. *n_ctx is the context's size with the default filled in. Up to cap rows are written; returns how
+ * many there are. */
+int32_t pld_plan(const char *target, const pld_model_params *target_params, const char *draft,
+                 const pld_model_params *draft_params, const pld_engine_params *params, int32_t *n_ctx,
+                 pld_device_memory *out, int32_t cap);
+
 /* A K/V cache type by name ("f16", "q8_0", ...), or -1. */
 int32_t pld_kv_type(const char *name);
 
@@ -200,6 +219,8 @@ void pld_engine_free(pld_engine *engine);
 int32_t pld_engine_get_info(const pld_engine *engine, pld_engine_info *out);
 int32_t pld_engine_get_state(const pld_engine *engine, pld_engine_state *out);
 int32_t pld_engine_get_memory(const pld_engine *engine, pld_engine_memory *out);
+/* Number of devices in use, the CPU last; up to cap of them are written, none with out NULL. */
+int32_t pld_engine_devices(const pld_engine *engine, pld_device_memory *out, int32_t cap);
 /* Number of graphs kept; up to cap of them are written, none with out NULL. */
 int32_t pld_engine_graphs(pld_engine *engine, pld_graph *out, int32_t cap);
 /* Forget all cached tokens. */

@@ -1,0 +1,188 @@
+"""Refuse what will not fit before it is opened, with the figures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _ffi
+from ._host import HostMemory, host_memory
+from ._load import load_fields
+from .errors import DFlashError
+from .memory import KINDS, DeviceMemory
+from .params import LoadParams, Params
+
+if TYPE_CHECKING:
+    from .model import ModelInfo
+
+GIB = float(1 << 30)
+# Files so small, compared with what is free, are opened without a dry run, which reads their vocabulary once more.
+_SMALL = 4
+_WIDE = [_ffi.kv_type(name) for name in ("f32", "f16", "bf16")]  # types of a cache that could be halved
+_WORDS = {
+    "target_weights": "the target's weights",
+    "draft_weights": "the draft's weights",
+    "target_kv": "the target's K/V cache",
+    "draft_kv": "the draft's K/V cache",
+    "target_compute": "the target's compute buffers",
+    "draft_compute": "the draft's compute buffers",
+}
+
+
+class File(NamedTuple):
+    """A model's file, how it is loaded, and whether it already is."""
+
+    path: bytes
+    params: LoadParams
+    loaded: bool = False
+
+
+class Plan(NamedTuple):
+    """What opening would take, and what is free, by device."""
+
+    n_ctx: int
+    devices: list[DeviceMemory]
+    free: list[HostMemory]
+
+
+def make_plan(target: File, draft: File | None, options: dict[str, int] | None) -> Plan:
+    """Find out what opening would take; weights that are loaded already are left out.
+
+    Args:
+        target: the target's file.
+        draft: the draft's.
+        options: the fields of pld_engine_params; None: the weights alone.
+
+    Raises:
+        DFlashError, ValueError: as opening would.
+    """
+    n_ctx, rows = _ffi.plan(_arguments(target), _arguments(draft) if draft else None, options)
+    for row in rows:
+        for file, kind in ((target, "target_weights"), (draft, "draft_weights")):
+            if file and file.loaded:
+                row[kind] = 0
+    return Plan(n_ctx, [DeviceMemory.of(row) for row in rows], [_free(row) for row in rows])
+
+
+def _arguments(file: File) -> tuple[bytes, dict[str, Any]]:
+    fields = load_fields(file.params)
+    return file.path, {**fields, "use_mmap": 0} if file.loaded else fields
+
+
+def _free(row: dict[str, Any]) -> HostMemory:
+    free, total = row["memory_free"], row["memory_total"]
+    return host_memory(free, total) if row["is_host"] else HostMemory(free, total)
+
+
+def check_files(target: File, draft: File | None, options: dict[str, int] | None) -> None:
+    """Raise MemoryError before weights are read that do not fit, alone or with the context that they are opened for."""
+    unread = [file for file in (target, draft) if file and not file.loaded]
+    size = 0
+    for file in unread:
+        with suppress(OSError):
+            size += Path(os.fsdecode(file.path)).stat().st_size
+    if size * _SMALL > least_free():
+        _refuse(target, draft, options)
+
+
+def check_context(target: File, draft: File | None, options: dict[str, int], most: int) -> None:
+    """Raise MemoryError for a context that does not fit beside what is loaded.
+
+    Args:
+        target: the target's file.
+        draft: the draft's.
+        options: the fields of pld_engine_params.
+        most: bytes that it surely does not exceed; a dry run follows only where these are not free.
+    """
+    if most > least_free():
+        _refuse(target, draft, options)
+
+
+def most_of_context(infos: Iterable[ModelInfo], params: Params, n_ctx: int) -> int:
+    """Return more bytes than a context of these models takes: its heads twice as wide as the model, and not fused."""
+    value = 4 if "f32" in (params.type_k, params.type_v, params.type_k_draft, params.type_v_draft) else 2
+    rows, most = max(params.n_ubatch, 256), 0
+    for info in infos:
+        cache = 2 * value * 2 * info.n_embd * info.n_layer * n_ctx
+        attention = 8 * rows * n_ctx * (1 + info.n_embd // 32)
+        most += cache + attention + 1024 * rows * info.n_embd + 8 * rows * info.n_vocab
+    return most
+
+
+def least_free() -> int:
+    """Return what is free on the device that has least."""
+    rows = [_ffi.device(index) for index in range(_ffi.n_devices())]
+    return min(_free({**row, "is_host": not row["is_gpu"]}).available for row in rows if row["memory_total"])
+
+
+def _refuse(target: File, draft: File | None, options: dict[str, int] | None) -> None:
+    with suppress(DFlashError, ValueError):  # opening has the better words for what is wrong with a file or an option
+        plan = make_plan(target, draft, options)
+        at = shortage(plan)
+        if at is None:
+            return
+        half = None
+        if options is not None and plan.n_ctx >= 2:
+            half = make_plan(target, draft, {**options, "n_ctx": plan.n_ctx // 2})
+        raise MemoryError(message(plan, at, half, wide=options is not None and options["type_k"] in _WIDE))
+
+
+def need(row: DeviceMemory) -> int:
+    """Return the bytes that must be free: pages of a mapped file can be dropped again."""
+    return row.total - min(row.mapped, row.target_weights + row.draft_weights)
+
+
+def shortage(plan: Plan) -> int | None:
+    """Return the index of the device that is short of most, None if all have enough."""
+    missing = {}
+    for i, (row, free) in enumerate(zip(plan.devices, plan.free)):
+        if free.total and (need(row) > free.available or row.mapped > free.total):
+            missing[i] = max(need(row) - free.available, row.mapped - free.total)
+    return max(missing, key=missing.__getitem__) if missing else None
+
+
+def message(plan: Plan, at: int, half: Plan | None, wide: bool) -> str:
+    """Say what does not fit on a device, how much there is, and what would help.
+
+    Args:
+        plan: what opening would take.
+        at: index of the device.
+        half: the same at half the n_ctx; None for weights alone.
+        wide: whether the K/V cache could be of a smaller type.
+    """
+    row, free = plan.devices[at], plan.free[at]
+    parts = {kind: getattr(row, kind) for kind in KINDS}
+    if row.mapped > free.total:
+        text = f"weights of {gib(row.mapped)} are to be mapped and {row.device} has {gib(free.total)} in all"
+        return f"{text}; use a smaller quantisation"
+    parts["target_weights"] -= min(row.mapped, parts["target_weights"])
+    listed = ", ".join(f"{_WORDS[kind]} {gib(n)}" for kind, n in parts.items() if n >= need(row) / 100)
+    what = f"n_ctx={plan.n_ctx}" if half else "the model"
+    text = f"{what} needs {gib(need(row))} on {row.device} ({listed}) and {gib(free.available)} are free"
+    return f"{text}; {_fix(plan, at, half, wide)}"
+
+
+def _fix(plan: Plan, at: int, half: Plan | None, wide: bool) -> str:
+    row, free = plan.devices[at], plan.free[at].available
+    smaller = "use a smaller quantisation"
+    if row.device != "CPU":
+        smaller = f"lower n_gpu_layers or {smaller}"
+    if half is None:
+        return smaller
+    slope = (need(row) - need(half.devices[at])) / (plan.n_ctx - half.n_ctx)
+    n_ctx = plan.n_ctx - (need(row) - free) / slope if slope > 0 else 0
+    if n_ctx < 64:
+        return f"lower n_ubatch, or {smaller}"
+    step = 10 ** max(0, len(str(int(n_ctx))) - 2)
+    fix = f"lower n_ctx to about {int(n_ctx // step) * step}"
+    if row.target_compute > row.target_kv:
+        return f"{fix}, or lower n_ubatch"
+    return f"{fix}, or use type_k='q8_0' and type_v='q8_0'" if wide else fix
+
+
+def gib(n: int) -> str:
+    """Write a number of bytes as people read it."""
+    return f"{n / GIB:.1f} GiB" if n >= GIB else f"{n / (1 << 20):.1f} MiB"

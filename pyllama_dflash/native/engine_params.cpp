@@ -1,0 +1,115 @@
+#include "engine_params.h"
+
+#include "error.h"
+
+#include <algorithm>
+
+namespace pld {
+
+namespace {
+
+// The types that llama.cpp takes for a cache.
+constexpr ggml_type KV_TYPES[] = {
+    GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,   GGML_TYPE_Q4_0,
+    GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL,
+};
+
+bool is_kv_type(int32_t type) {
+    return std::find(std::begin(KV_TYPES), std::end(KV_TYPES), type) != std::end(KV_TYPES);
+}
+
+// A quantised cache holds the values of a head in whole blocks.
+void check_heads(const Header & h, const char * width, int32_t type, const char * option) {
+    const auto n_head = h.integer(h.key("attention.head_count")).value_or(0);
+    const auto n_embd = h.integer(h.key("embedding_length")).value_or(0);
+    const auto n      = h.integer(h.key(width)).value_or(n_head > 0 ? n_embd / n_head : 0);
+    const auto block  = ggml_blck_size(static_cast<ggml_type>(type));
+    require(n % block == 0, PLD_E_ARGUMENT,
+            format("%s=%s stores %lld values at a time and a head of %s has %lld; use f16", option,
+                   ggml_type_name(static_cast<ggml_type>(type)), (long long) block, h.name().c_str(), (long long) n));
+}
+
+llama_context_params context_of_one(int32_t n_ctx, int32_t n_batch, int32_t n_outputs, const pld_engine_params & params) {
+    auto out            = llama_context_default_params();
+    out.n_ctx           = static_cast<uint32_t>(n_ctx);
+    out.n_batch         = static_cast<uint32_t>(n_batch);
+    out.n_ubatch        = static_cast<uint32_t>(n_batch);
+    out.n_seq_max       = 1;
+    out.n_outputs_max   = static_cast<uint32_t>(n_outputs);
+    out.n_threads       = 1;  // until a pool is attached
+    out.n_threads_batch = 1;
+    out.flash_attn_type = static_cast<llama_flash_attn_type>(params.flash_attn);
+    out.kv_unified      = params.kv_unified != 0;
+    return out;
+}
+
+}  // namespace
+
+int32_t kv_type(const std::string & name) {
+    const auto it = std::find_if(std::begin(KV_TYPES), std::end(KV_TYPES), [&](auto type) { return name == ggml_type_name(type); });
+    return it == std::end(KV_TYPES) ? -1 : *it;
+}
+
+pld_engine_params resolve(const Header & target, const Header * draft, pld_engine_params p) {
+    if (draft) {
+        check_pair(target, *draft);
+    } else {
+        check_target(target);
+    }
+    const auto trained = static_cast<int32_t>(target.integer(target.key("context_length")).value_or(0));
+    const auto widest  = draft ? draft_facts(*draft).block_size - 1 : p.n_max;
+    require(p.n_max >= -1, PLD_E_ARGUMENT, format("n_max=%d is out of range, -1 or more", p.n_max));
+    p.n_ctx = p.n_ctx == 0 ? trained : p.n_ctx;
+    p.n_max = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
+
+    constexpr int32_t MAX_CTX = 1 << 28, MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
+    require(p.n_ctx >= 1 && p.n_ctx <= MAX_CTX, PLD_E_ARGUMENT, format("n_ctx=%d is out of range, 1 to %d", p.n_ctx, MAX_CTX));
+    require(p.n_ubatch >= 1 && p.n_ubatch <= MAX_STEP, PLD_E_ARGUMENT,
+            format("n_ubatch=%d is out of range, 1 to %d", p.n_ubatch, MAX_STEP));
+    require(p.n_threads >= 1 && p.n_threads <= MAX_THREADS, PLD_E_ARGUMENT,
+            format("n_threads=%d is out of range, 1 to %d", p.n_threads, MAX_THREADS));
+    require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));
+    require(!draft || p.n_max <= widest, PLD_E_ARGUMENT,
+            format("n_max=%d exceeds block_size-1=%d of %s; lower n_max", p.n_max, widest,
+                   draft ? draft->name().c_str() : ""));
+    require(p.n_max <= MAX_WIDTH, PLD_E_ARGUMENT, format("n_max=%d is out of range, 0 to %d", p.n_max, MAX_WIDTH));
+    for (const auto type : {p.type_k, p.type_v, p.type_k_draft, p.type_v_draft}) {
+        require(is_kv_type(type), PLD_E_ARGUMENT, format("%d is no K/V cache type", type));
+    }
+    for (const auto type : {p.type_v, p.type_v_draft}) {
+        require(p.flash_attn != 0 || !ggml_is_quantized(static_cast<ggml_type>(type)), PLD_E_ARGUMENT,
+                format("a V cache of type %s needs flash attention; turn it on or use f16",
+                       ggml_type_name(static_cast<ggml_type>(type))));
+    }
+    check_heads(target, "attention.key_length", p.type_k, "type_k");
+    check_heads(target, "attention.value_length", p.type_v, "type_v");
+    if (draft) {
+        check_heads(*draft, "attention.key_length", p.type_k_draft, "type_k_draft");
+        check_heads(*draft, "attention.value_length", p.type_v_draft, "type_v_draft");
+    }
+    return p;
+}
+
+llama_context_params target_context(const pld_engine_params & params) {
+    const auto width = params.n_max + 1;
+    auto       out   = context_of_one(params.n_ctx, std::max(params.n_ubatch, width), width, params);
+    out.type_k       = static_cast<ggml_type>(params.type_k);
+    out.type_v       = static_cast<ggml_type>(params.type_v);
+    return out;
+}
+
+int32_t draft_ubatch(const DraftFacts & facts) {
+    // The draft's graph computes logits for every row of a batch, so its compute buffer grows with n_ubatch x n_vocab.
+    return std::max(64, facts.block_size);
+}
+
+llama_context_params draft_context(const DraftFacts & facts, llama_context * target, const pld_engine_params & params) {
+    // A block never reaches beyond what could be verified, so n_ctx is the target's.
+    auto out      = context_of_one(params.n_ctx, draft_ubatch(facts), facts.block_size, params);
+    out.type_k    = static_cast<ggml_type>(params.type_k_draft);
+    out.type_v    = static_cast<ggml_type>(params.type_v_draft);
+    out.ctx_other = target;
+    return out;
+}
+
+}  // namespace pld

@@ -1,0 +1,26 @@
+// The options of an engine: checked against its models, and as llama.cpp takes them.
+#pragma once
+
+#include "header.h"
+#include "llama.h"
+#include "pairing.h"
+
+#include <string>
+
+namespace pld {
+
+// A K/V cache type by name, or -1.
+int32_t kv_type(const std::string & name);
+
+// The parameters with defaults filled in. Throws Error if the models don't belong together or a value is out of range. draft
+// may be null.
+pld_engine_params resolve(const Header & target, const Header * draft, pld_engine_params params);
+
+// Of resolved parameters.
+llama_context_params target_context(const pld_engine_params & params);
+// Feature rows that llama.cpp's own context for a draft takes at once.
+int32_t              draft_ubatch(const DraftFacts & facts);
+// That context. target: whose embeddings and head it may share.
+llama_context_params draft_context(const DraftFacts & facts, llama_context * target, const pld_engine_params & params);
+
+}  // namespace pld

@@ -1,0 +1,92 @@
+#include "plan.h"
+
+#include "drafter.h"
+#include "engine_params.h"
+#include "error.h"
+#include "llama-model.h"
+#include "log.h"
+
+#include <algorithm>
+
+namespace pld {
+
+namespace {
+
+// A cache keeps some bytes of its own for each cell even in a dry run. Beyond this size everything grows in proportion.
+constexpr int32_t MOST_MEASURED = 1 << 16;
+
+constexpr int64_t pld_device_memory::*GROWING[] = {
+    &pld_device_memory::target_kv,
+    &pld_device_memory::draft_kv,
+    &pld_device_memory::target_compute,
+    &pld_device_memory::draft_compute,
+};
+
+void add_weights(Footprint & out, const Model & model, Footprint::Kind kind) {
+    for (const auto & [buft, bytes] : model.llama()->memory_breakdown()) {
+        out.add(buft, kind, bytes);
+    }
+}
+
+std::vector<pld_device_memory> measure(const Model & target, const std::shared_ptr<Model> & draft, const pld_engine_params & params) {
+    Context ctx(target.llama(), target_context(params), "target");
+    llama_set_argmax(ctx.get(), params.backend_argmax);
+    Footprint out;
+    out.add(llama_get_memory_breakdown(ctx.get()), /*draft=*/false);
+    if (draft) {
+        make_drafter(draft, ctx, params)->footprint(out);
+    }
+    return out.rows();
+}
+
+// Weights would be mapped where they lie in plain memory of the host.
+void mark_mapped(std::vector<pld_device_memory> & rows, const Model & model, bool use_mmap, bool use_mlock) {
+    for (const auto & [buft, bytes] : model.llama()->memory_breakdown()) {
+        if (use_mmap && !use_mlock && ggml_backend_buft_is_host(buft)) {
+            for (auto & row : rows) {
+                row.mapped += row.is_host ? static_cast<int64_t>(bytes) : 0;
+            }
+        }
+    }
+}
+
+}  // namespace
+
+Plan plan(const PlanFile & target_file, const PlanFile * draft_file, const pld_engine_params * params) {
+    const log::Quiet   quiet;
+    const log::Opening opening;
+    const Model        target(target_file.path, target_file.params, /*dry_run=*/true);
+    const auto draft = draft_file ? std::make_shared<Model>(draft_file->path, draft_file->params, /*dry_run=*/true) : nullptr;
+
+    Plan out;
+    if (params) {
+        auto p    = resolve(target.header(), draft ? &draft->header() : nullptr, *params);
+        out.n_ctx = p.n_ctx;
+        p.n_ctx   = std::min(out.n_ctx, MOST_MEASURED);
+        out.rows  = measure(target, draft, p);
+        if (out.n_ctx > MOST_MEASURED) {
+            p.n_ctx         = MOST_MEASURED / 2;
+            const auto half = measure(target, draft, p);
+            require(half.size() == out.rows.size(), PLD_E_INTERNAL, "a smaller context lies on other devices");
+            for (size_t i = 0; i < half.size(); ++i) {
+                for (const auto kind : GROWING) {
+                    out.rows[i].*kind += (out.rows[i].*kind - half[i].*kind) / p.n_ctx * (out.n_ctx - MOST_MEASURED);
+                }
+            }
+        }
+    } else {
+        Footprint weights;
+        add_weights(weights, target, &pld_device_memory::target_weights);
+        if (draft) {
+            add_weights(weights, *draft, &pld_device_memory::draft_weights);
+        }
+        out.rows = weights.rows();
+    }
+    mark_mapped(out.rows, target, target_file.params.use_mmap != 0, target_file.params.use_mlock != 0);
+    if (draft) {
+        mark_mapped(out.rows, *draft, draft_file->params.use_mmap != 0, draft_file->params.use_mlock != 0);
+    }
+    return out;
+}
+
+}  // namespace pld
