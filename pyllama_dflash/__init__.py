@@ -8,6 +8,7 @@ Example::
         print(spec.run(messages="Write a quicksort."))
 """
 
+from . import _start  # noqa: F401 - first: it loads the library
 from .build import Device, build_info, devices, supports_gpu
 from .errors import (
     BusyError,

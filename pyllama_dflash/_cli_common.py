@@ -9,7 +9,9 @@ import os
 import sys
 from typing import Any
 
-PROGRAM = "pyllama-dflash"
+from ._start import PROGRAM
+
+__all__ = ["PROGRAM", "prepare_output", "print_json", "print_table", "say", "show_logs", "utf8"]
 
 
 def utf8(argument: str) -> str:
@@ -29,12 +31,18 @@ def prepare_output() -> None:
 
 
 def show_logs(verbosity: int) -> None:
-    """Send log lines to stderr: the package's own from warnings on (0), all from info (1), all (2)."""
+    """Send log lines to stderr.
+
+    Args:
+        verbosity: 0: warnings about options; 1: what this package says, and llama.cpp's warnings; 2: what llama.cpp
+            says, too; 3: debugging lines.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"{PROGRAM}: %(levelname)s: %(message)s"))
     package = logging.getLogger("pyllama_dflash")
     if verbosity:
-        package.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
+        package.setLevel(logging.INFO if verbosity < 3 else logging.DEBUG)
+        package.getChild("llama_cpp").setLevel({1: logging.WARNING, 2: logging.INFO}.get(verbosity, logging.DEBUG))
         package.addHandler(handler)
         return
     for name, level in (("model", logging.WARNING), ("models", logging.INFO)):

@@ -151,13 +151,13 @@ def log_set_level(level: int) -> None:
     check(_lib.pld_log_set_level(level))
 
 
-def log_next(cap: int = 1024) -> tuple[int, str] | None:
-    """Take the oldest log line as (ggml level, text); None when there is none."""
-    level, buffer = _ffi.new("int32_t *"), _ffi.new("char[]", cap)
-    n = _lib.pld_log_next(level, buffer, cap)
+def log_next(cap: int = 1024) -> tuple[int, bool, str] | None:
+    """Take the oldest log line as (ggml level, whether it is ours and not llama.cpp's, text); None if there is none."""
+    level, ours, buffer = _ffi.new("int32_t *"), _ffi.new("int32_t *"), _ffi.new("char[]", cap)
+    n = _lib.pld_log_next(level, ours, buffer, cap)
     if n > cap:  # the line stays in the ring until a buffer takes all of it
         return log_next(n)
-    return None if n < 0 else (level[0], bytes(_ffi.buffer(buffer, n)).decode("utf-8", "replace"))
+    return None if n < 0 else (level[0], bool(ours[0]), bytes(_ffi.buffer(buffer, n)).decode("utf-8", "replace"))
 
 
 def log_dropped() -> int:

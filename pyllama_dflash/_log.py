@@ -1,4 +1,4 @@
-"""Bring the library's log lines into Python's logging, under the logger "pyllama_dflash".
+"""Bring the library's log lines into Python's logging: ours to the logger "pyllama_dflash", llama.cpp's to its child.
 
 No Python callback is given to C: lines wait in a ring there and are fetched after native calls.
 """
@@ -12,6 +12,7 @@ import logging
 from . import _ffi
 
 logger = logging.getLogger("pyllama_dflash")
+llama_cpp = logger.getChild("llama_cpp")
 # Without a handler of its own, logging would print warnings to stderr.
 logger.addHandler(logging.NullHandler())
 
@@ -28,7 +29,7 @@ class _Seen:
 
 def sync_level() -> None:
     """Tell the library which lines are wanted, when the logger's level has changed."""
-    wanted = logger.getEffectiveLevel()
+    wanted = min(logger.getEffectiveLevel(), llama_cpp.getEffectiveLevel())
     level = next((ggml for ggml, python in _PYTHON_LEVELS.items() if python >= wanted), 4)
     if level != _Seen.level:
         _ffi.log_set_level(level)
@@ -41,7 +42,8 @@ def drain() -> None:
         line = _ffi.log_next()
         if line is None:
             break
-        emit(_PYTHON_LEVELS.get(line[0], logging.INFO), line[1].rstrip())
+        level, ours, text = line
+        emit(_PYTHON_LEVELS.get(level, logging.INFO), text.rstrip(), logger if ours else llama_cpp)
     dropped = _ffi.log_dropped()
     if dropped > _Seen.dropped:
         lost, _Seen.dropped = dropped - _Seen.dropped, dropped

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from dataclasses import fields
 from typing import NamedTuple
 
 from . import _ffi, _fit, _log, build
+from ._fit import gib
 from ._load import device_indices
 from ._turn import call_both
 from .errors import ClosedError
+from .memory import DeviceMemory
 from .model import Model, PathLike
 from .params import FLASH_ATTN, LoadParams, Params, check_int, default_threads
 
@@ -65,6 +68,7 @@ def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: 
             _check_block(draft_model, params)
         _check_context(target_model, draft_model, params, engine_params)
         engine = _open_engine(target_model, draft_model, engine_params)
+        _say_memory(engine)
     except BaseException:
         for model in owned:
             model.close()
@@ -138,6 +142,14 @@ def engine_fields(params: Params) -> dict[str, int]:
         "fused_draft": int(params.fused_draft),
         **types,
     }
+
+
+def _say_memory(engine: _ffi.EngineHandle) -> None:
+    for row in map(DeviceMemory.of, _ffi.engine_devices(engine)):
+        weights, cache = row.target_weights + row.draft_weights, row.target_kv + row.draft_kv
+        compute = row.target_compute + row.draft_compute
+        sizes = f"weights {gib(weights)}, K/V caches {gib(cache)}, compute buffers {gib(compute)}"
+        _log.emit(logging.INFO, f"memory on {row.device}: {sizes}")
 
 
 def _check_block(draft: Model, params: Params) -> None:

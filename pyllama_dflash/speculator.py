@@ -389,4 +389,5 @@ class Speculator:
 
     def __repr__(self) -> str:
         draft = "no draft" if self.draft_model is None else repr(self.draft_model.name)
-        return f"<Speculator {self.target.name!r}, {draft}, n_ctx={self.n_ctx}, n_max={self.n_max}>"
+        state = ", closed" if self.closed else ""
+        return f"<Speculator {self.target.name!r}, {draft}, n_ctx={self.n_ctx}, n_max={self.n_max}{state}>"

@@ -24,7 +24,7 @@ INTS, FLOATS = [INT_MIN, -2, -1, 0, 1, INT_MAX], [-1.0, NAN, INF, -INF, 3e38]
 N_CTX, N_MAX = 64, 7
 COUNTS = {"devices": "n_devices", "tensor_split": "n_split"}  # of the entries of an array
 # arguments that say how large a buffer is
-SIZES = {("pld_log_next", 2), ("pld_model_meta_key", 3), ("pld_model_meta", 3), ("pld_model_tensor_types", 2)}
+SIZES = {("pld_log_next", 3), ("pld_model_meta_key", 3), ("pld_model_meta", 3), ("pld_model_tensor_types", 2)}
 SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piece", 4), ("pld_engine_graphs", 2)}
 SIZES |= {("pld_engine_devices", 2), ("pld_plan", 7)}
 ENGINE = {"n_ctx": N_CTX, "n_ubatch": 8, "n_threads": 1, "n_max": -1, "flash_attn": -1, "backend_argmax": 0}
@@ -93,7 +93,7 @@ class Stage:
             "pld_struct_size": [b"pld_verdict"],
             "pld_build_info": [b"version"],
             "pld_device": [0, new("pld_device_info *")],
-            "pld_log_next": [new("int32_t *"), text, 64],
+            "pld_log_next": [new("int32_t *"), new("int32_t *"), text, 64],
             "pld_model_open": [self.path, model_params, new("pld_model **")],
             "pld_model_free": [ffi.NULL],
             "pld_model_get_info": [target, new("pld_model_info *")],

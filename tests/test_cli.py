@@ -241,7 +241,12 @@ def test_logs_on_request(pair: Pair) -> None:
     run = ("run", "-m", pair[0], "-p", "the", "--json", *SMALL)
     loud = cli(*run, "-vv")
     assert loud.returncode == 0
-    assert "pyllama-dflash: INFO: " in loud.stderr
+    assert "pyllama-dflash: INFO: llama_model_loader" in loud.stderr
+    assert "DEBUG" not in loud.stderr
+    some = cli(*run, "-v").stderr
+    assert "pyllama-dflash: INFO: memory on CPU: weights " in some
+    assert some.count("\n") < 10
+    assert "llama_model_loader" not in some
     assert json.loads(loud.stdout)["tokens"] == json.loads(cli(*run).stdout)["tokens"]
 
 
@@ -251,6 +256,21 @@ def test_warning_is_shown(pair: Pair) -> None:
     done = cli("run", "-m", pair[0], "-p", "the", "-ngl", "3", *SMALL)
     assert done.returncode == 0
     assert "WARNING: n_gpu_layers=3 has no effect" in done.stderr
+
+
+def test_a_library_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("not a library")
+    for name, reason in (("gone.so", "is not a file"), ("text.so", "cannot be loaded")):
+        library = tmp_path / name
+        if sys.version_info >= (3, 10):  # before, python -m does not say what it runs
+            assert reason in fails(1, "version", env={**os.environ, "PYLLAMA_DFLASH_LIBRARY": str(library)})
+        program = tmp_path / "pyllama-dflash"  # as pip writes it
+        program.write_text("import sys\nfrom pyllama_dflash.__main__ import main\nsys.exit(main())\n")
+        paths = {"PYLLAMA_DFLASH_LIBRARY": str(library), "PYTHONPATH": str(Path(pd.__file__).parents[1])}
+        environment = {**os.environ, **paths}
+        done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, env=environment)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert reason in done.stderr
 
 
 # surroundings ---------------------------------------------------------------------------------------------------------

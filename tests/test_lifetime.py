@@ -231,6 +231,14 @@ def test_nothing_is_printed(pair: Pair, tmp_path: Path) -> None:
     assert child.output(code, *pair, tmp_path / "cut.gguf", tmp_path / "text.gguf") == ""
 
 
+def test_a_closed_object_says_so(pair: Pair) -> None:
+    with pd.Speculator(*pair, **SMALL) as spec:
+        assert "closed" not in repr(spec)
+        assert "closed" not in repr(spec.target)
+    assert repr(spec).endswith(", closed>")
+    assert repr(spec.target).endswith("(closed)>")
+
+
 # logs -----------------------------------------------------------------------------------------------------------------
 
 
@@ -258,8 +266,11 @@ def logger() -> Iterator[logging.Logger]:
 def test_log_lines_arrive(pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "pyllama_dflash"), pd.Speculator(*pair, **SMALL) as spec:
         say(spec)
-    lines = [record for record in caplog.records if record.name == "pyllama_dflash"]
+    lines = [record for record in caplog.records if record.name == "pyllama_dflash.llama_cpp"]
     assert len(lines) > 50
+    ours = [record.message for record in caplog.records if record.name == "pyllama_dflash"]
+    assert any("memory on CPU: weights" in line for line in ours)
+    assert len(ours) < 10
     assert {record.levelno for record in lines} <= {logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR}
     assert any(pair[0].name in record.message for record in lines)
     assert any(pair[1].name in record.message for record in lines)

@@ -3,6 +3,7 @@
 #include "accept.h"
 #include "error.h"
 #include "llama-ext.h"
+#include "llama-model.h"
 #include "log.h"
 
 #include <algorithm>
@@ -14,6 +15,15 @@ namespace {
 
 bool has_recurrent_state(const llama_model * model) {
     return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+}
+
+// Whether some layer is computed elsewhere than on the CPU.
+bool on_gpu(const llama_model & model) {
+    bool found = ggml_backend_dev_type(model.dev_output()) != GGML_BACKEND_DEVICE_TYPE_CPU;
+    for (int32_t il = 0; il < llama_model_n_layer(&model); ++il) {
+        found = found || ggml_backend_dev_type(model.dev_layer(il)) != GGML_BACKEND_DEVICE_TYPE_CPU;
+    }
+    return found;
 }
 
 }  // namespace
@@ -31,6 +41,9 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
     ctx_->attach(threads_, params_.n_threads);
     if (drafter_) {
         drafter_->attach(threads_, params_.n_threads);
+    }
+    if (on_gpu(*target_->llama()) || (draft_ && on_gpu(*draft_->llama()))) {
+        warm_up();
     }
 }
 
@@ -60,16 +73,50 @@ void Engine::trial() {
         reset();
         n_trial_rows_ = drafter_ ? drafter_->n_injected() : 0;
     } catch (const Error & e) {
-        if (drafter_) {
-            drafter_->leak();
-        }
-        ctx_->leak();
+        abandon();
         const bool taps = draft_ && std::strstr(e.what(), "layer input") != nullptr;
         const auto arch = target_->header().arch();
         throw taps ? Error(PLD_E_PAIR, target_->header().name() + ": models of kind '" + arch +
                                            "' do not show a draft the inputs of their layers yet")
                    : Error(PLD_E_LOAD, std::string("the ") + step + " fails at its first token: " + e.what());
     }
+}
+
+// Run the largest batches once. A GPU's backend takes memory for its kernels when they first need it, and ends the process where
+// there is none; here that is an error. Only the calling thread meets it, so the others may work.
+void Engine::warm_up() {
+    const auto                 n = std::clamp(params_.n_ctx - params_.n_max - 2, 0, params_.n_ubatch);
+    const std::vector<int32_t> tokens(static_cast<size_t>(std::max(n, params_.n_max)) + 1, 0);
+    const log::Opening         opening;
+    const auto                 draft_one = [&] {
+        if (const auto n_draft = std::min(params_.n_max, params_.n_ctx - 1 - n_past()); drafter_ && n_draft > 0) {
+            drafter_->draft(seq_.anchor, n_draft);
+        }
+    };
+    try {
+        begin(tokens.data(), n + 1);
+        prefill();
+        draft_one();
+        verify(tokens.data(), std::min(params_.n_max, params_.n_ctx - 1 - n_past()), false);
+        draft_one();  // with the rows of that verify
+        reset();
+    } catch (const Error & e) {
+        abandon();
+        throw opening.out_of_memory()
+            ? Error(PLD_E_MEMORY, format("a GPU has no memory left for batches of %d tokens at n_ctx=%d; lower n_ctx or n_ubatch%s",
+                                         params_.n_ubatch, params_.n_ctx, opening.reason().c_str()))
+            : Error(PLD_E_LOAD, format("the models fail on their largest batch of %d tokens: %s", params_.n_ubatch, e.what()));
+    }
+    n_prefilled_  = 0;
+    n_trial_rows_ = drafter_ ? drafter_->n_injected() : 0;
+}
+
+// After an assertion failed half way through a graph, nothing of it can be freed.
+void Engine::abandon() noexcept {
+    if (drafter_) {
+        drafter_->leak();
+    }
+    ctx_->leak();
 }
 
 pld_engine_info Engine::info() const {

@@ -47,6 +47,8 @@ private:
 
     void    open();
     void    trial();
+    void    warm_up();
+    void    abandon() noexcept;
     void    run_target();
     void    roll_back(int32_t pos);
     int32_t choose(int32_t row) const;

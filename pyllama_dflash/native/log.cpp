@@ -15,6 +15,7 @@ namespace {
 
 struct Line {
     Level       level;
+    bool        ours;
     std::string text;
 };
 
@@ -36,6 +37,25 @@ thread_local int         quiet   = 0;
 thread_local std::string first_error;
 thread_local bool        alloc_failed = false;
 
+void keep(Level level, bool ours, const std::string & line) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) {
+        return;
+    }
+    if (opening > 0 && level == ERROR) {
+        first_error  = first_error.empty() ? line : first_error;
+        alloc_failed = alloc_failed || line.find("alloc") != std::string::npos || line.find("out of memory") != std::string::npos;
+    }
+    if (level < min_level || quiet > 0) {
+        return;
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (ring.size() == MAX_LINES) {
+        ring.pop_front();
+        n_dropped++;
+    }
+    ring.push_back({level, ours, line.substr(0, MAX_BYTES)});
+}
+
 void on_log(ggml_log_level level, const char * text, void *) noexcept {
     try {
         if (level != GGML_LOG_LEVEL_CONT && level != GGML_LOG_LEVEL_NONE) {
@@ -44,7 +64,7 @@ void on_log(ggml_log_level level, const char * text, void *) noexcept {
         partial += text;
         size_t end;
         while ((end = partial.find('\n')) != std::string::npos) {
-            write(partial_level, partial.substr(0, end));
+            keep(partial_level, /*ours=*/false, partial.substr(0, end));
             partial.erase(0, end + 1);
         }
     } catch (...) {
@@ -76,25 +96,10 @@ void set_level(int32_t level) {
 }
 
 void write(Level level, const std::string & line) {
-    if (line.find_first_not_of(" \t\r") == std::string::npos) {
-        return;
-    }
-    if (opening > 0 && level == ERROR) {
-        first_error  = first_error.empty() ? line : first_error;
-        alloc_failed = alloc_failed || line.find("alloc") != std::string::npos || line.find("out of memory") != std::string::npos;
-    }
-    if (level < min_level || quiet > 0) {
-        return;
-    }
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (ring.size() == MAX_LINES) {
-        ring.pop_front();
-        n_dropped++;
-    }
-    ring.push_back({level, line.substr(0, MAX_BYTES)});
+    keep(level, /*ours=*/true, line);
 }
 
-int32_t next(int32_t * level, char * buf, int32_t cap) {
+int32_t next(int32_t * level, int32_t * ours, char * buf, int32_t cap) {
     const std::lock_guard<std::mutex> lock(mutex);
     if (ring.empty()) {
         return -1;
@@ -102,6 +107,7 @@ int32_t next(int32_t * level, char * buf, int32_t cap) {
     const auto & line = ring.front();
     const auto   n    = static_cast<int32_t>(line.text.size());
     *level = line.level;
+    *ours  = line.ours;
     if (n <= cap) {
         std::memcpy(buf, line.text.data(), n);
         ring.pop_front();

@@ -13,10 +13,11 @@ enum Level : int32_t { DEBUG = 1, INFO = 2, WARN = 3, ERROR = 4 };
 void install();
 
 void set_level(int32_t level);
+// A line of our own.
 void write(Level level, const std::string & line);
 
-// The oldest line's length and level; -1 if there is none. The line leaves the ring only if it fits in cap bytes.
-int32_t next(int32_t * level, char * buf, int32_t cap);
+// The oldest line's length and level, and whether it is ours; -1 if there is none. The line leaves the ring only if it fits in cap bytes.
+int32_t next(int32_t * level, int32_t * ours, char * buf, int32_t cap);
 int64_t dropped();
 
 // While one of these lives, an assertion of llama.cpp that fails on this thread throws instead of ending the process, and

@@ -28,6 +28,20 @@ void add_weights(Footprint & out, const Model & model, Footprint::Kind kind) {
     }
 }
 
+// A GPU turns a quantised cache into F16 a layer at a time, in memory that no graph accounts for.
+void add_dequantised(std::vector<pld_device_memory> & rows, const Model & target, const pld_engine_params & params) {
+    const auto & h     = target.llama()->hparams;
+    int64_t      width = 0;
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        const auto k = ggml_is_quantized(static_cast<ggml_type>(params.type_k)) ? h.n_embd_k_gqa(il) : 0;
+        const auto v = ggml_is_quantized(static_cast<ggml_type>(params.type_v)) ? h.n_embd_v_gqa(il) : 0;
+        width        = std::max<int64_t>(width, k + v);
+    }
+    for (auto & row : rows) {
+        row.target_compute += row.is_host ? 0 : width * params.n_ctx * static_cast<int64_t>(sizeof(ggml_fp16_t));
+    }
+}
+
 std::vector<pld_device_memory> measure(const Model & target, const std::shared_ptr<Model> & draft, const pld_engine_params & params) {
     Context ctx(target.llama(), target_context(params), "target");
     llama_set_argmax(ctx.get(), params.backend_argmax);
@@ -36,7 +50,9 @@ std::vector<pld_device_memory> measure(const Model & target, const std::shared_p
     if (draft) {
         make_drafter(draft, ctx, params)->footprint(out);
     }
-    return out.rows();
+    auto rows = out.rows();
+    add_dequantised(rows, target, params);
+    return rows;
 }
 
 // Weights would be mapped where they lie in plain memory of the host.

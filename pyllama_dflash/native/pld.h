@@ -67,10 +67,11 @@ typedef struct pld_device_info {
 } pld_device_info;
 int32_t pld_device(int32_t index, pld_device_info *out);
 
-/* Logs. llama.cpp's lines go to a bounded ring; when it is full the oldest are dropped and counted. Levels are ggml's:
- * 1 debug, 2 info, 3 warn, 4 error. pld_log_next returns the line's length, or -1 when the ring is empty. */
+/* Logs. Lines go to a bounded ring; when it is full the oldest are dropped and counted. Levels are ggml's:
+ * 1 debug, 2 info, 3 warn, 4 error. pld_log_next returns the line's length, or -1 when the ring is empty; *ours is 1 for a
+ * line of this library's own, 0 for one of llama.cpp's. */
 int32_t pld_log_set_level(int32_t level);
-int32_t pld_log_next(int32_t *level, char *buf, int32_t cap);
+int32_t pld_log_next(int32_t *level, int32_t *ours, char *buf, int32_t cap);
 int64_t pld_log_dropped(void);
 
 /* models ----------------------------------------------------------------------------------------------------------- */

@@ -95,8 +95,8 @@ int32_t pld_log_set_level(int32_t level) {
     });
 }
 
-int32_t pld_log_next(int32_t * level, char * buf, int32_t cap) {
-    return level && buf ? pld::log::next(level, buf, cap) : -1;
+int32_t pld_log_next(int32_t * level, int32_t * ours, char * buf, int32_t cap) {
+    return level && ours && buf ? pld::log::next(level, ours, buf, cap) : -1;
 }
 
 int64_t pld_log_dropped(void) {
