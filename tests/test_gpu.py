@@ -100,3 +100,84 @@ def test_one_launch_drafts_as_llama_cpps_graph_does(demo: tuple[Path, Path]) -> 
                 accepted[1] += len(verdicts[1].accepted)
     assert n_same > 0.85 * n, (n_same, n)
     assert accepted[0] > 0.9 * accepted[1], accepted
+
+
+# where models lie -----------------------------------------------------------------------------------------------------
+
+
+def gpus() -> list[str]:
+    return [device.name for device in pd.devices() if device.is_gpu]
+
+
+def free_memory() -> int:
+    return sum(device.memory_free for device in pd.devices() if device.is_gpu)
+
+
+def weights_on(spec: pd.Speculator, device: str) -> tuple[int, int]:
+    row = next((row for row in spec.memory.devices if row.device == device), None)
+    return (row.target_weights, row.draft_weights) if row else (0, 0)
+
+
+@pytest.mark.parametrize("draft_on", ["CPU", "GPU"])
+@pytest.mark.parametrize("target_on", ["CPU", "GPU"])
+def test_a_draft_may_lie_elsewhere_than_its_target(demo: tuple[Path, Path], target_on: str, draft_on: str) -> None:
+    """It reads the target's features and its head there, which are copied over."""
+    names = {"CPU": "CPU", "GPU": gpus()[0]}
+    placed = {"devices": names[target_on], "devices_draft": names[draft_on]}
+    with pd.Speculator(*demo, n_ctx=1024, **placed) as spec:
+        assert weights_on(spec, names[target_on])[0] > 90e6
+        assert weights_on(spec, names[draft_on])[1] > 13e6
+        assert spec.fused_draft or (target_on, draft_on) == ("CPU", "GPU")  # its head is laid out for the CPU
+        found = spec.run(messages=PROMPTS[0], max_tokens=96)
+    wanted = reply(demo, PROMPTS[0], -1 if target_on == "GPU" else 0, speculate=False)
+    at = first_difference(found.tokens, wanted.tokens)
+    if at is not None:
+        layers = -1 if target_on == "GPU" else 0
+        assert gap(demo, PROMPTS[0], wanted.tokens[:at], found.tokens[at], layers) < WIDTH_TIE
+    assert found.stats.mean_len > 1.5
+
+
+def test_llama_cpps_graph_on_the_cpu_cannot_read_a_head_on_a_gpu(demo: tuple[Path, Path]) -> None:
+    with pytest.raises(ValueError, match=f"can't read the target's on {gpus()[0]}; name that in devices_draft"):
+        pd.Speculator(*demo, n_ctx=512, devices=gpus()[0], devices_draft="CPU", fused_draft=False)
+
+
+def test_the_draft_follows_its_target(demo: tuple[Path, Path]) -> None:
+    for name in gpus():
+        with pd.Speculator(*demo, n_ctx=512, devices=name) as spec:
+            assert spec.fused_draft
+            assert spec.draft_model is not None
+            assert spec.draft_model.info.device == spec.target.info.device == name
+
+
+@pytest.mark.parametrize("options", [{}, {"split_mode": "none"}, {"tensor_split": "even"}], ids=repr)
+def test_memory_is_told_by_device(demo: tuple[Path, Path], options: dict[str, object]) -> None:
+    chosen: dict[str, object] = {**options}
+    if "tensor_split" in chosen:
+        chosen["tensor_split"] = [1] * len(gpus())
+    with pd.Speculator(*demo, n_ctx=1024, **chosen) as spec:  # type: ignore[arg-type]
+        spec.run(messages=PROMPTS[1], max_tokens=32)
+        memory = spec.memory
+    on_gpu = [row for row in memory.devices if row.device in gpus()]
+    assert len(on_gpu) == (1 if options == {"split_mode": "none"} else len(gpus()))
+    assert sum(row.target_kv for row in on_gpu) == memory.total.target_kv == 2 * 2 * 30 * 3 * 64 * 1024
+    assert memory.devices[-1].device == "CPU"
+    assert all(row.mapped == 0 for row in on_gpu)
+
+
+def test_what_generation_needs_is_there_once_it_is_open(demo: tuple[Path, Path]) -> None:
+    """The largest batches ran at open, so kernels have the memory that they work in."""
+    with pd.Speculator(*demo, n_ctx=2048) as spec:
+        before = free_memory()
+        assert (spec.state.n_prefilled, spec.state.n_injected) == (0, 0)
+        spec.prefill(list(range(100, 1100)))
+        for _ in range(8):
+            spec.verify(spec.draft())
+        assert before - free_memory() < 16 << 20
+
+
+def test_a_context_that_does_not_fit_on_a_gpu_is_refused(demo: tuple[Path, Path]) -> None:
+    with pytest.raises(MemoryError, match=rf"n_ctx=200000000 needs .* on {gpus()[0][:4]}.* lower n_ctx to about \d+"):
+        pd.Speculator(*demo, n_ctx=200_000_000)
+    with pd.Speculator(*demo, n_ctx=512) as spec:
+        assert spec.run("The", max_tokens=2, ignore_eos=True).tokens
