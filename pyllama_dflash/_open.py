@@ -88,8 +88,9 @@ def load_of_draft(params: Params, target: Model | None) -> LoadParams:
     """Return the options that concern the draft's file, which goes where the target is once that is open."""
     devices = params.devices_draft
     gpus = [device.name for device in build.devices() if device.is_gpu] if target else []
-    if devices is None and target and target.info.device in gpus:
-        devices = (target.info.device,)  # all in one place, and beside the head that it may share
+    if devices is None and target and gpus:
+        # All in one place, so that one launch drafts, and beside the head that it may share.
+        devices = (target.info.device if target.info.device in gpus else gpus[0],)
     return LoadParams(params.n_gpu_layers_draft, devices, use_mmap=params.use_mmap, use_mlock=params.use_mlock)
 
 

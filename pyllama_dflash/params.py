@@ -40,7 +40,7 @@ class Params:
         None, "the target's devices by the names that devices() lists, GPUs or CPU alone; unless given, all GPUs"
     )
     devices_draft: str | Sequence[str] | None = _option(
-        None, "the draft's devices; unless given, the GPU that has the target's output layer, or all GPUs"
+        None, "the draft's devices; unless given, the GPU that has the target's output layer, or the first GPU"
     )
     split_mode: str = _option(
         "layer", "how the target is split over GPUs: none, layer, row or tensor, where the backend can"

@@ -37,20 +37,20 @@ void Footprint::add(const llama_memory_breakdown & breakdown, bool draft) {
 }
 
 std::vector<pld_device_memory> Footprint::rows() const {
+    const auto is_cpu = [](ggml_backend_dev_t dev) { return ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU; };
+    auto       sorted = rows_;
+    std::sort(sorted.begin(), sorted.end(), [&](const auto & a, const auto & b) {
+        return std::pair(is_cpu(a.first), device_index(a.first)) < std::pair(is_cpu(b.first), device_index(b.first));
+    });
     std::vector<pld_device_memory> out;
-    for (const auto cpu : {false, true}) {
-        for (auto [dev, row] : rows_) {
-            if ((ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU) != cpu) {
-                continue;
-            }
-            size_t free = 0, total = 0;
-            ggml_backend_dev_memory(dev, &free, &total);
-            std::snprintf(row.device, sizeof(row.device), "%s", ggml_backend_dev_name(dev));
-            row.is_host      = cpu;
-            row.memory_free  = static_cast<int64_t>(free);
-            row.memory_total = static_cast<int64_t>(total);
-            out.push_back(row);
-        }
+    for (auto & [dev, row] : sorted) {
+        size_t free = 0, total = 0;
+        ggml_backend_dev_memory(dev, &free, &total);
+        std::snprintf(row.device, sizeof(row.device), "%s", ggml_backend_dev_name(dev));
+        row.is_host      = is_cpu(dev);
+        row.memory_free  = static_cast<int64_t>(free);
+        row.memory_total = static_cast<int64_t>(total);
+        out.push_back(row);
     }
     return out;
 }
