@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-
-from pyllama_dflash import build
 
 HERE = Path(__file__).resolve().parent
 Record = dict[str, Any]
@@ -27,14 +26,21 @@ class Sizes:
         n_threads: CPU threads.
         n_ctx: context size in tokens.
         n_gpu_layers: layers of target and draft on the GPU; -1: all.
+        type_k, type_v: of the target's cache.
+        flash_attn: auto, on or off.
     """
 
     n_threads: int
     n_ctx: int
     n_gpu_layers: int
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
 
     @property
     def on_gpu(self) -> bool:
+        from pyllama_dflash import build  # not above: a file of records can be read where there is no library
+
         return self.n_gpu_layers != 0 and any(device.is_gpu for device in build.devices())
 
 
@@ -71,7 +77,9 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, "+" if files differ from it."""
+    """The checkout's commit, "+" if files differ from it; "" where the files came without their history."""
+    if not shutil.which("git"):
+        return ""
     git = ["git", "-C", str(HERE)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     edits = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False)
@@ -93,6 +101,8 @@ def provenance(files: Mapping[str, Path | None], **options: Any) -> Record:
         files: models and programs that take part.
         options: what the measurement was called with.
     """
+    from pyllama_dflash import build
+
     return {
         "record": "provenance",
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -71,11 +71,11 @@ class Arm:
         return {"loop": self.loop, "n_max": self.n_max}
 
 
-def ours(spec: Speculator, n_max: int, n_predict: int, prompt: str) -> Record:
+def ours(spec: Speculator, n_max: int, n_predict: int, prompt: str, ignore_eos: bool = False) -> Record:
     """Generate once; figures, text, and loop_ms: the time of the call as the caller sees it, less the prefill's."""
     spec.reset()
     start = perf_counter()
-    result = spec.run(prompt, max_tokens=n_predict, n_max=n_max or None)
+    result = spec.run(prompt, max_tokens=n_predict, n_max=n_max or None, ignore_eos=ignore_eos)
     wall_ms = 1000 * (perf_counter() - start)
     figures = result.stats.to_dict()
     loop = {"loop_ms": wall_ms - result.stats.prompt_ms, "text": result.text}
@@ -137,9 +137,8 @@ def measure(plan: Plan) -> Iterator[Record]:
     target, draft, sizes = plan.target, plan.draft, plan.sizes
     yield provenance(plan)
     yield from startup.measure(target, draft, plan.n_maxs, plan.prompts[0]["text"], plan.n_predict, sizes)
-    n_ctx, n_threads, layers = sizes.n_ctx, sizes.n_threads, sizes.n_gpu_layers
-    with Model(target, n_gpu_layers=layers) as model, Speculator(model, n_ctx=n_ctx, n_threads=n_threads) as plain:
-        with Speculator(model, draft, n_ctx=n_ctx, n_threads=n_threads, n_gpu_layers_draft=layers) as spec:
+    with Model(target, n_gpu_layers=sizes.n_gpu_layers) as model:
+        with startup.open_ours(model, None, sizes) as plain, startup.open_ours(model, draft, sizes) as spec:
             yield from compare(plan, plain, spec)
 
 

@@ -7,22 +7,24 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
-
-from pyllama_dflash import Speculator
+from typing import TYPE_CHECKING, Any
 
 from .records import Record, Sizes
 
+if TYPE_CHECKING:
+    from pyllama_dflash import Model, Speculator
 
-def open_ours(target: Path, draft: Path | None, sizes: Sizes) -> Speculator:
-    """Open a pair by its paths; draft=None: plain decoding."""
-    return Speculator(
-        target,
-        draft,
-        n_ctx=sizes.n_ctx,
-        n_threads=sizes.n_threads,
-        n_gpu_layers=sizes.n_gpu_layers,
-        n_gpu_layers_draft=-1 if draft is None else sizes.n_gpu_layers,
-    )
+
+def open_ours(target: Model | Path, draft: Path | None, sizes: Sizes, **options: Any) -> Speculator:
+    """Open a pair; draft=None: plain decoding. A target that is open keeps its own layers on the GPU."""
+    from pyllama_dflash import Speculator  # not above: a file of records can be read where there is no library
+
+    options |= {name: getattr(sizes, name) for name in ("n_ctx", "n_threads", "type_k", "type_v", "flash_attn")}
+    if isinstance(target, Path):
+        options["n_gpu_layers"] = sizes.n_gpu_layers
+    if draft is not None:
+        options["n_gpu_layers_draft"] = sizes.n_gpu_layers
+    return Speculator(target, draft, **options)
 
 
 def first(target: Path, draft: Path, n_max: int, message: str, n_predict: int, sizes: Sizes) -> Record:

@@ -105,7 +105,9 @@ def run(program: Path, target: Path, draft: Path, prompt: str, *, n_max: int, n_
         models = ["-m", str(target), "-md", str(draft), "--spec-type", "draft-dflash", "--spec-draft-n-max", str(n_max)]
         layers = "all" if sizes.n_gpu_layers < 0 else str(sizes.n_gpu_layers)
         limits = ["-n", str(n_predict), "-c", str(sizes.n_ctx), "-t", str(sizes.n_threads), "--temp", "0"]
-        command = [str(program), *models, *limits, "-ngl", layers, "-ngld", layers, "--no-escape", "-f", str(file)]
+        cache = ["-ctk", sizes.type_k, "-ctv", sizes.type_v, "-fa", sizes.flash_attn]
+        device = ["-ngl", layers, "-ngld", layers]
+        command = [str(program), *models, *limits, *device, *cache, "--no-escape", "-f", str(file)]
         start = perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         wall_ms = 1000 * (perf_counter() - start)

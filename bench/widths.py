@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-
-from pyllama_dflash import Speculator
+from typing import TYPE_CHECKING
 
 from . import records, startup
 from .records import Record, Sizes
+
+if TYPE_CHECKING:
+    from pyllama_dflash import Speculator
 
 # About as long as a conversation of the benchmark's is half way: what attention costs depends on it.
 PROMPT = "A verify of several rows reads each weight once, so it should cost little more than one row. " * 6
 
 
-def verify_ms(spec: Speculator, width: int, repeats: int) -> list[float]:
-    """Times of verifies of `width` rows after a short prompt; the rows are tokens that the target will reject."""
-    tokens = spec.target.tokenize(PROMPT)
+def verify_ms(spec: Speculator, width: int, repeats: int, tokens: Sequence[int] = ()) -> list[float]:
+    """Times of verifies of `width` rows after `tokens`, or PROMPT; the rows are tokens that the target will reject."""
+    tokens = tokens or spec.target.tokenize(PROMPT)
     wrong = [tokens[0]] * (width - 1)
     times = []
     for _ in range(repeats):
@@ -26,9 +28,9 @@ def verify_ms(spec: Speculator, width: int, repeats: int) -> list[float]:
     return times
 
 
-def turn_ms(spec: Speculator, width: int, repeats: int) -> tuple[list[float], list[float]]:
+def turn_ms(spec: Speculator, width: int, repeats: int, tokens: Sequence[int] = ()) -> tuple[list[float], list[float]]:
     """Times of verifies of `width` rows and of drafts, in turn: each finds the other's weights in the caches."""
-    tokens = spec.target.tokenize(PROMPT)
+    tokens = tokens or spec.target.tokenize(PROMPT)
     spec.prefill(tokens)
     verified, drafted = [], []
     for _ in range(repeats):
@@ -37,16 +39,17 @@ def turn_ms(spec: Speculator, width: int, repeats: int) -> tuple[list[float], li
     return verified, drafted
 
 
-def block(spec: Speculator, widths: Sequence[int], repeats: int) -> Iterator[Record]:
+def block(spec: Speculator, widths: Sequence[int], repeats: int, tokens: Sequence[int] = ()) -> Iterator[Record]:
     """Yield the times, in ms, of a few verifies of each width, alone and in turn with drafts, and of the drafts.
 
-    Taps and argmax are on.
+    Taps and argmax are on. A Speculator without a draft has no taps: its verifies alone, as "bare".
     """
+    has_draft = spec.draft_model is not None
     for width in widths:
         base = {"record": "width", "width": width}
-        yield {**base, "what": "verify", "ms": verify_ms(spec, width, repeats)}
-        if width > 1:
-            verified, drafted = turn_ms(spec, width, repeats)
+        yield {**base, "what": "verify" if has_draft else "bare", "ms": verify_ms(spec, width, repeats, tokens)}
+        if width > 1 and has_draft:
+            verified, drafted = turn_ms(spec, width, repeats, tokens)
             yield {**base, "what": "turn", "ms": verified}
             yield {**base, "what": "draft", "ms": drafted}
 
@@ -63,7 +66,7 @@ def measure(target: Path, draft: Path, widths: Sequence[int], repeats: int, size
 
 
 def costs(rows: Sequence[Record]) -> dict[tuple[str, int], list[float]]:
-    """Times in ms of all blocks by ("verify", "turn" or "draft", width)."""
+    """Times in ms of all blocks by ("verify", "bare", "turn" or "draft", width)."""
     found: dict[tuple[str, int], list[float]] = {}
     for row in rows:
         if row["record"] == "width":
@@ -71,14 +74,16 @@ def costs(rows: Sequence[Record]) -> dict[tuple[str, int], list[float]]:
     return found
 
 
+TITLES = {"verify": "verify", "bare": "no taps", "turn": "in turn", "draft": "draft"}
+
+
 def table(rows: Sequence[Record]) -> str:
-    """Median and least time of a verify, alone and in turn with drafts, and of a draft, by width."""
-    lines = [
-        f"{'width':>5}  {'verify ms':>9} {'(least)':>8} {'in turn':>9} {'(least)':>8} {'draft ms':>9} {'(least)':>8}"
-    ]
+    """Median and least time in ms, by width, of a verify, alone and in turn with drafts, and of a draft."""
     found = costs(rows)
+    whats = [what for what in TITLES if any(what == key[0] for key in found)]
+    lines = [f"{'width':>5}  " + " ".join(f"{TITLES[what] + ' ms':>10} {'(least)':>8}" for what in whats)]
     for width in sorted({width for _, width in found}):
-        cells = [found.get((what, width)) for what in ("verify", "turn", "draft")]
-        text = [f"{median(times):9.2f} {min(times):8.2f}" if times else " " * 18 for times in cells]
+        cells = [found.get((what, width)) for what in whats]
+        text = [f"{median(times):10.2f} {min(times):8.2f}" if times else " " * 19 for times in cells]
         lines.append(f"{width:5}  {' '.join(text)}".rstrip())
     return "\n".join(lines)
