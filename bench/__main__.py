@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pyllama_dflash import demo_pair
-
-from . import peer, records, rounds, tables, upstream, widths
+from . import peer, records, tables, upstream, widths
+from .gpu import matrix, report
 from .records import Record, Sizes
 
 
@@ -36,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--gpu-layers", type=int, default=-1, metavar="N", help="of target and draft; -1: all")
         command.add_argument("--repeats", type=int, default=repeats)
         command.add_argument("--out", type=Path, default=Path(f"build/bench/{command.prog.split()[-1]}.jsonl"))
+    matrix.add_parser(commands)
     show = commands.add_parser("table", help="the tables of a file measured before")
     show.add_argument("out", type=Path, metavar="FILE")
     for command in (run, show):
@@ -53,6 +53,12 @@ def programs(args: argparse.Namespace) -> dict[str, Path]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Record]:
+    if args.command == "gpu":
+        return matrix.measure(matrix.plan(args))
+    from pyllama_dflash import demo_pair  # loads the library, which `gpu` has yet to build and `table` does without
+
+    from . import rounds
+
     if bool(args.target) != bool(args.draft):
         raise SystemExit("give both --target and --draft, or neither for the demo pair")
     target, draft = (args.target, args.draft) if args.target else map(Path, demo_pair())
@@ -67,17 +73,25 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
     )
 
 
+def show(rows: Sequence[Record], most: float) -> str:
+    """The tables of a file, by what is in it."""
+    kinds = {row["record"] for row in rows}
+    if any("library" in row for row in rows):
+        return report.table(rows)
+    return tables.table(rows, most) if "run" in kinds else widths.table(rows)
+
+
 def main() -> int:
     args = parser().parse_args()
+    out = args.out / args.file if args.command == "gpu" else args.out
     if args.command != "table":
         rows = measure(args)
-        args.out.unlink(missing_ok=True)
-        records.write(args.out, rows)
-        print(f"records: {args.out}", file=sys.stderr)
-    found = records.read(args.out)
-    is_round = any(row["record"] == "run" for row in found)
-    print(tables.table(found, args.quiet) if is_round else widths.table(found))
-    return 0
+        out.unlink(missing_ok=True)
+        records.write(out, rows)
+        print(f"records: {out}", file=sys.stderr)
+    found = records.read(out)
+    print(show(found, getattr(args, "quiet", 1.0)))
+    return int(any(row["record"] == "failed" or row.get("outcome") in ("failed", "error") for row in found))
 
 
 if __name__ == "__main__":
