@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import peer, records, tables, upstream, widths
-from .gpu import matrix, report
+from .gpu import matrix, report, shape, shape_tables
 from .records import Record, Sizes
 
 
@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--repeats", type=int, default=repeats)
         command.add_argument("--out", type=Path, default=Path(f"build/bench/{command.prog.split()[-1]}.jsonl"))
     matrix.add_parser(commands)
+    shape.add_parser(commands)
     show = commands.add_parser("table", help="the tables of a file measured before")
     show.add_argument("out", type=Path, metavar="FILE")
     for command in (run, show):
@@ -55,6 +56,8 @@ def programs(args: argparse.Namespace) -> dict[str, Path]:
 def measure(args: argparse.Namespace) -> Iterator[Record]:
     if args.command == "gpu":
         return matrix.measure(matrix.plan(args))
+    if args.command == "shape":
+        return shape.measure(shape.plan(args))
     from pyllama_dflash import demo_pair  # loads the library, which `gpu` has yet to build and `table` does without
 
     from . import rounds
@@ -76,6 +79,8 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 def show(rows: Sequence[Record], most: float) -> str:
     """The tables of a file, by what is in it."""
     kinds = {row["record"] for row in rows}
+    if "shape" in kinds:
+        return shape_tables.table(rows)
     if any("library" in row for row in rows):
         return report.table(rows)
     return tables.table(rows, most) if "run" in kinds else widths.table(rows)
@@ -83,7 +88,7 @@ def show(rows: Sequence[Record], most: float) -> str:
 
 def main() -> int:
     args = parser().parse_args()
-    out = args.out / args.file if args.command == "gpu" else args.out
+    out = args.out / args.file if args.command in ("gpu", "shape") else args.out
     if args.command != "table":
         rows = measure(args)
         out.unlink(missing_ok=True)
