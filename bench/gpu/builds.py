@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
+import tempfile
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,12 @@ from . import process
 
 LIBRARY = "PYLLAMA_DFLASH_LIBRARY"
 # Run where the library is the one asked about: importing the package loads it.
-PROBE = "import json; from bench import records; print(); print(json.dumps(records.provenance({})))"
+PROBE = """
+import sys
+from pathlib import Path
+from bench import records
+records.write(Path(sys.argv[1]), [records.provenance({})])
+"""
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,11 @@ def failed(what: str, ended: process.Ended) -> Record:
 def probe(library: Library, limit_s: float) -> Record:
     """Load the library in a process of its own; its provenance, or the record of its failure."""
     env = process.environment(**{LIBRARY: str(library.path)})
-    ended = process.run(process.python("-c", PROBE), env, limit_s)
-    if ended.code != 0:
-        return failed("load", ended) | {"library": library.name}
-    row: Record = json.loads(ended.tail.rstrip().rsplit("\n", 1)[1])
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "provenance.jsonl"
+        ended = process.run(process.python("-c", PROBE, str(out)), env, limit_s)
+        if ended.code != 0:
+            return failed("load", ended) | {"library": library.name}
+        row = records.read(out)[0]
     file = {"file": library.path.name, "bytes": library.path.stat().st_size, "sha256": records.sha256(library.path)}
     return {**row, "library": library.name, "files": {"library": file}}

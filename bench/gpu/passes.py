@@ -95,12 +95,19 @@ class Passes:
                     yield {**row, "repeat": repeat}
 
     def one(self, repeat: int) -> Iterator[Record]:
-        for (loop, n_max), run in self.runs.items():
+        for (loop, n_max), run in list(self.runs.items()):
             if repeat < 0 and loop == "upstream":
                 continue  # a process of its own: nothing stays warm
             others = records.Others()
             base = {"record": "run", "prompt": 0, "kind": "random", "loop": loop, "n_max": n_max}
-            figures = run()
+            try:
+                figures = run()
+            except RuntimeError as error:
+                if loop != "upstream":
+                    raise
+                del self.runs[loop, n_max]
+                yield {"record": "failed", "what": loop, "reason": str(error)}
+                continue
             yield {**base, **figures, "others": others.share()}
         yield from self.givens(repeat)
         for depth, tokens in ((0, self.tokens), (self.plan.depth, self.deep)):

@@ -54,15 +54,17 @@ def run(command: Sequence[str], environment: Mapping[str, str], limit_s: float) 
             code: int | None = child.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
-        finally:
             _end(child)
+        except BaseException:  # an interrupt: nothing of it goes on
+            _end(child)
+            raise
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4 * TAIL))
         tail = output.read().decode("utf-8", "replace")[-TAIL:]
     return Ended(code, perf_counter() - start, tail)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of a program's own session: a worker outlives a parent that was killed."""
+    """End a program that runs, and the rest of its own session: a worker outlives a parent that was killed."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
