@@ -146,6 +146,18 @@ def device(index: int) -> dict[str, Any]:
     return _fields(out[0])
 
 
+def cuda_launches() -> int:
+    return int(_lib.pld_cuda_launches())
+
+
+def cuda_trace(on: bool) -> None:
+    _lib.pld_cuda_trace(int(on))
+
+
+def cuda_traced() -> str:
+    return _text(_lib.pld_cuda_traced).decode("ascii", "replace")
+
+
 def log_set_level(level: int) -> None:
     """Keep log lines of this ggml level and above."""
     check(_lib.pld_log_set_level(level))

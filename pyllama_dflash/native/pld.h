@@ -67,6 +67,14 @@ typedef struct pld_device_info {
 } pld_device_info;
 int32_t pld_device(int32_t index, pld_device_info *out);
 
+/* Kernels and captured graphs that this process has launched; 0 in a build without CUDA. */
+int64_t pld_cuda_launches(void);
+/* 1: forget what was noted and note each launch by its kernel from now on; 0: forget and stop. A captured graph's kernels
+ * are noted when it is captured, its launches as "cudaGraphLaunch". */
+void pld_cuda_trace(int32_t on);
+/* Lines "<mangled name> <launches>"; a text function. */
+int32_t pld_cuda_traced(char *buf, int32_t cap);
+
 /* Logs. Lines go to a bounded ring; when it is full the oldest are dropped and counted. Levels are ggml's:
  * 1 debug, 2 info, 3 warn, 4 error. pld_log_next returns the line's length, or -1 when the ring is empty; *ours is 1 for a
  * line of this library's own, 0 for one of llama.cpp's. */

@@ -62,46 +62,6 @@ function(reject_unknown_options)
     endforeach()
 endfunction()
 
-# CUDA 13 dropped everything below sm_75; its own message, deep in a build, names neither the reason nor a remedy.
-function(require_usable_cuda)
-    find_program(_nvcc NAMES "${CMAKE_CUDA_COMPILER}" "$ENV{CUDACXX}" nvcc
-        HINTS "${CUDAToolkit_ROOT}" "$ENV{CUDAToolkit_ROOT}" "$ENV{CUDA_PATH}" PATH_SUFFIXES bin
-        PATHS /usr/local/cuda NO_CACHE)
-    if(NOT _nvcc)
-        message(FATAL_ERROR "GGML_CUDA=ON, but there is no nvcc.\n"
-            "next: install a CUDA toolkit (11.8 to 12.9 for Pascal, sm_61), or name its compiler: CUDACXX=/path/to/bin/nvcc")
-    endif()
-    execute_process(COMMAND "${_nvcc}" --version OUTPUT_VARIABLE _text RESULT_VARIABLE _failed ERROR_VARIABLE _text)
-    if(_failed OR NOT _text MATCHES "release ([0-9]+\\.[0-9]+)")
-        message(FATAL_ERROR "${_nvcc} --version gave no version:\n${_text}\nnext: name a working one: CUDACXX=/path/to/bin/nvcc")
-    endif()
-    set(_version "${CMAKE_MATCH_1}")
-    set(PYLLAMA_DFLASH_CUDA_VERSION "${_version}" PARENT_SCOPE)
-
-    set(_archs "${CMAKE_CUDA_ARCHITECTURES}")
-    if(NOT _archs)
-        set(_archs "$ENV{CUDAARCHS}")
-    endif()
-    if(NOT _archs OR _archs STREQUAL "native")  # then the GPUs of this machine decide
-        execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-            OUTPUT_VARIABLE _archs RESULT_VARIABLE _failed ERROR_QUIET)
-        string(REGEX MATCHALL "[0-9]+\\.[0-9]" _archs "${_archs}")
-        string(REPLACE "." "" _archs "${_archs}")
-    endif()
-    foreach(_arch IN LISTS _archs)
-        string(REGEX MATCH "^[0-9]+" _number "${_arch}")
-        if(_number AND _number LESS 75 AND _version VERSION_GREATER_EQUAL 13)
-            message(FATAL_ERROR "CUDA ${_version} (${_nvcc}) cannot build sm_${_number}: CUDA 13 dropped Maxwell, Pascal (sm_61) and Volta.\n"
-                "next: install a CUDA toolkit from 11.8 to 12.9, put its bin folder first on PATH, set CUDACXX to its nvcc, "
-                "and configure again in an empty build folder")
-        endif()
-    endforeach()
-
-    if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-        set(CMAKE_CUDA_COMPILER "${_nvcc}" CACHE FILEPATH "CUDA compiler")
-    endif()
-endfunction()
-
 # A macro: Python_EXECUTABLE must reach the caller's scope, where scikit-build-core may have set it.
 macro(sync_llama_tree)
     file(GLOB _patches CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/vendor/patches/*.patch")
@@ -138,16 +98,6 @@ function(read_llama_stamp _tree)
     string(REPLACE ";" "," _names "${_names}")
     set(PLD_UPSTREAM_COMMIT "${_commit}" PARENT_SCOPE)
     set(PLD_PATCHES "${_names}" PARENT_SCOPE)
-endfunction()
-
-# Upstream links the shared runtime; ours must load where only a driver and cuBLAS are installed.
-function(use_static_cudart _target)
-    foreach(_property LINK_LIBRARIES INTERFACE_LINK_LIBRARIES)
-        get_target_property(_libraries ${_target} ${_property})
-        string(REPLACE "CUDA::cudart" "CUDA::cudart_static" _libraries "${_libraries}")
-        string(REPLACE "cudart_static_static" "cudart_static" _libraries "${_libraries}")
-        set_target_properties(${_target} PROPERTIES ${_property} "${_libraries}")
-    endforeach()
 endfunction()
 
 function(install_licences _tree)
