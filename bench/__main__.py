@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import peer, records, tables, upstream, widths
-from .gpu import matrix, report, shape, shape_tables
+from .gpu import kernels, matrix, report, sass, shape, shape_tables
 from .records import Record, Sizes
 
 
@@ -37,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--out", type=Path, default=Path(f"build/bench/{command.prog.split()[-1]}.jsonl"))
     matrix.add_parser(commands)
     shape.add_parser(commands)
+    kernels.add_parser(commands)
+    sass.add_parser(commands)
     show = commands.add_parser("table", help="the tables of a file measured before")
     show.add_argument("out", type=Path, metavar="FILE")
     for command in (run, show):
@@ -58,6 +60,10 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
         return matrix.measure(matrix.plan(args))
     if args.command == "shape":
         return shape.measure(shape.plan(args))
+    if args.command == "sass":
+        return sass.measure(args.library, args.arch, args.trace)
+    if args.command == "kernels":  # before the library is loaded, whose graphs are switched off
+        os.environ[kernels.GRAPHS] = "1"
     from pyllama_dflash import demo_pair  # loads the library, which `gpu` has yet to build and `table` does without
 
     from . import rounds
@@ -65,6 +71,8 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
     if bool(args.target) != bool(args.draft):
         raise SystemExit("give both --target and --draft, or neither for the demo pair")
     target, draft = (args.target, args.draft) if args.target else map(Path, demo_pair())
+    if args.command == "kernels":
+        return kernels.run(args, target, draft)
     sizes = Sizes(args.threads, args.ctx, args.gpu_layers)
     if args.command == "widths":
         return widths.measure(target, draft, args.widths, args.repeats, sizes)
@@ -81,6 +89,10 @@ def show(rows: Sequence[Record], most: float) -> str:
     kinds = {row["record"] for row in rows}
     if "shape" in kinds:
         return shape_tables.table(rows)
+    if "pass" in kinds:
+        return kernels.table(rows)
+    if "kernel" in kinds:
+        return sass.table(rows)
     if any("library" in row for row in rows):
         return report.table(rows)
     return tables.table(rows, most) if "run" in kinds else widths.table(rows)
@@ -96,6 +108,8 @@ def main() -> int:
         print(f"records: {out}", file=sys.stderr)
     found = records.read(out)
     print(show(found, getattr(args, "quiet", 1.0)))
+    if args.command == "sass":
+        return int(bool(sass.faults(found)))
     return int(any(row["record"] == "failed" or row.get("outcome") in ("failed", "error") for row in found))
 
 

@@ -1,11 +1,12 @@
 """Which CUDA kernels a pair's passes launch, and how many: prefill, verifies of each width, drafts, a whole round.
 
-Captured graphs hide their kernels, so they are switched off here: a round costs as many launches as on a card that cannot
-replay graphs.
+Captured graphs hide their kernels, so they are switched off here: a round costs as many launches as on a card that
+cannot replay graphs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections import Counter
@@ -13,17 +14,43 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
+from .. import records
 from ..records import Record
 
 GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 PROMPT = "Each kernel that a pass launches costs the processor and the card some microseconds. " * 40
 
 
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser("kernels", help="the CUDA kernels that each pass of a pair launches")
+    run.add_argument("--target", type=Path, help="GGUF file; default: the demo pair's")
+    run.add_argument("--draft", type=Path)
+    run.add_argument("--n-max", type=int, default=7, metavar="N")
+    run.add_argument("--ctx", type=int, default=2048)
+    for name in ("type-k", "type-v"):
+        run.add_argument(f"--{name}", default="f16", help="of the caches of both models (default %(default)s)")
+    run.add_argument("--out", type=Path, default=Path("build/bench/kernels.jsonl"))
+    run.add_argument("--trace", type=Path, metavar="FILE", help="write all kernels there, for bench sass")
+
+
+def run(args: argparse.Namespace, target: Path, draft: Path) -> Iterator[Record]:
+    """Yield the provenance, then the passes."""
+    types = {f"{name}{whose}": getattr(args, name) for name in ("type_k", "type_v") for whose in ("", "_draft")}
+    yield records.provenance({"target": target, "draft": draft}, n_max=args.n_max, n_ctx=args.ctx, **types)
+    rows = []
+    for row in measure(target, draft, args.n_max, {"n_ctx": args.ctx, **types}):
+        rows.append(row)
+        yield row
+    if args.trace:
+        args.trace.write_text(json.dumps(trace(rows), indent=0, sort_keys=True), encoding="utf-8")
+
+
 def measure(target: Path, draft: Path, n_max: int, options: dict[str, Any]) -> Iterator[Record]:
     """Yield a record for each pass: what, width, launches, and the kernels by mangled name.
 
     Args:
-        target, draft: GGUF files.
+        target: GGUF file.
+        draft: GGUF file.
         n_max: widest draft that is verified, beside narrower ones.
         options: of Speculator.
     """
@@ -47,7 +74,8 @@ def measure(target: Path, draft: Path, n_max: int, options: dict[str, Any]) -> I
             yield traced("verify", width, lambda: spec.verify(tokens[: width - 1]))  # noqa: B023
         yield traced("draft", n_block, spec.draft)
         yield traced("round", min(n_max, n_block) + 1, lambda: spec.verify(spec.draft(n_max=min(n_max, n_block))))
-    with Speculator(target, n_max=15, **options) as spec:
+    of_target = {name: value for name, value in options.items() if not name.endswith("_draft")}
+    with Speculator(target, n_max=15, **of_target) as spec:
         spec.prefill(tokens)
         for width in range(n_block + 2, 17):
             yield traced("verify", width, lambda: spec.verify(tokens[: width - 1]))  # noqa: B023
@@ -59,10 +87,6 @@ def trace(rows: Sequence[Record]) -> dict[str, int]:
     for row in rows:
         found.update(row.get("kernels", {}))
     return dict(found)
-
-
-def write_trace(path: Path, rows: Sequence[Record]) -> None:
-    path.write_text(json.dumps(trace(rows), indent=0, sort_keys=True), encoding="utf-8")
 
 
 def table(rows: Sequence[Record]) -> str:

@@ -6,6 +6,7 @@ cuobjdump of the toolkit that vendor/cuda.py finds takes the library apart. A tr
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -36,6 +37,14 @@ class Code(NamedTuple):
     dp4a: int
     half: int
     traps: int
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser("sass", help="whether a CUDA library's machine code uses DP4A where it multiplies")
+    run.add_argument("library", type=Path)
+    run.add_argument("--arch", type=int, default=61, help="default %(default)s")
+    run.add_argument("--trace", type=Path, nargs="*", default=[], metavar="FILE", help="of bench kernels")
+    run.add_argument("--out", type=Path, default=Path("build/bench/sass.jsonl"))
 
 
 def cuobjdump() -> str:
