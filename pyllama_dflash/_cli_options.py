@@ -40,6 +40,7 @@ VALUES = {
     "type_v": ("-ctv", "--cache-type-v"),
     "type_k_draft": ("-ctkd", "--cache-type-k-draft"),
     "type_v_draft": ("-ctvd", "--cache-type-v-draft"),
+    "cuda_graphs": ("--cuda-graphs",),
     "n_max": ("--n-max",),
     "n_min": ("--n-min",),
     "margin": ("--margin",),
@@ -74,6 +75,7 @@ def _shares(text: str) -> tuple[float, ...]:
 
 _READ: dict[str, Any] = {
     "flash_attn": str,
+    "cuda_graphs": str,
     "split_mode": str,
     "devices": _devices,
     "devices_draft": _devices,

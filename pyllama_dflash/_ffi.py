@@ -1,4 +1,4 @@
-"""Call the shared library. The only module that imports cffi: one function per C function, and no cdata leaves it.
+"""Call the shared library: one function per C function, and no cdata leaves this module.
 
 The cdef is native/pld.h itself, which also documents each call. Every function here allocates, calls, checks, and
 returns plain Python or numpy values; a failure becomes an exception in check(). Arrays that come back are copies.
@@ -10,57 +10,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
-import cffi
 import numpy as np
 import numpy.typing as npt
 
 from . import errors
-from ._files import PACKAGE, find_library
 from ._handle import Handle
+from ._library import ffi as _ffi
+from ._library import lib as _lib
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
-
-def _load() -> tuple[Any, Any]:
-    ffi: Any = cffi.FFI()  # Any: the cdef's types exist at run time only
-    ffi.cdef((PACKAGE / "native" / "pld.h").read_text(encoding="utf-8"))
-    path = find_library()
-    # NODELETE: handles may still be freed while the interpreter tears down its modules.
-    flags = getattr(ffi, "RTLD_NOW", 0) | getattr(ffi, "RTLD_NODELETE", 0)
-    try:
-        lib = ffi.dlopen(str(path), flags)
-    except OSError as error:
-        raise ImportError(f"{path} cannot be loaded: {error}") from error
-    for name in dir(lib):
-        try:
-            getattr(lib, name)
-        except AttributeError:
-            raise ImportError(
-                f"{path} has no symbol {name}: it is not this package's library (an ordinary libllama does not serve)"
-            ) from None
-    _check_abi(ffi, lib, str(path))
-    return ffi, lib
-
-
-def _check_abi(ffi: Any, lib: Any, path: str) -> None:
-    fix = "reinstall the package so that both come from one build"
-    found, wanted = lib.pld_abi_version(), lib.PLD_ABI_VERSION
-    if found != wanted:
-        raise ImportError(f"{path} has boundary version {found}, this package needs {wanted}; {fix}")
-    for name in ffi.list_types()[0]:
-        ctype = ffi.typeof(name)
-        if ctype.kind != "struct" or ctype.fields is None:
-            continue
-        size, expected = lib.pld_struct_size(name.encode()), ffi.sizeof(name)
-        if size != expected:
-            raise ImportError(
-                f"{path} (boundary version {found}): {name} has {size} bytes, this package (version {wanted}) "
-                f"expects {expected}; {fix}"
-            )
-
-
-_ffi, _lib = _load()
 
 _ERRORS: dict[int, type[Exception]] = {
     _lib.PLD_E_ARGUMENT: ValueError,

@@ -15,7 +15,7 @@ from ._turn import call_both
 from .errors import ClosedError
 from .memory import DeviceMemory
 from .model import Model, PathLike
-from .params import FLASH_ATTN, LoadParams, Params, check_int, default_threads
+from .params import THREE_WAY, LoadParams, Params, check_int, default_threads
 
 _OF_DRAFT = (
     "n_gpu_layers_draft",
@@ -137,7 +137,8 @@ def engine_fields(params: Params) -> dict[str, int]:
         "n_ubatch": params.n_ubatch,
         "n_threads": params.n_threads or default_threads(),
         "n_max": -1 if params.n_max is None else params.n_max,
-        "flash_attn": FLASH_ATTN[str(params.flash_attn)],
+        "flash_attn": THREE_WAY[str(params.flash_attn)],
+        "cuda_graphs": THREE_WAY[str(params.cuda_graphs)],
         "kv_unified": int(params.kv_unified),
         "backend_argmax": int(params.backend_argmax),
         "fused_draft": int(params.fused_draft),

@@ -15,7 +15,7 @@ from .result import SLOTS
 
 INT_MAX = 2**31 - 1
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+THREE_WAY = {"auto": -1, "off": 0, "on": 1}
 SPLIT_MODES = ("none", "layer", "row", "tensor")  # numbered as enum pld_split
 _KV_HELP = "one of f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
 
@@ -58,6 +58,9 @@ class Params:
     type_k_draft: str = _option("f16", f"type of the draft's K cache, {_KV_HELP}")
     type_v_draft: str = _option("f16", f"type of the draft's V cache, {_KV_HELP}")
     kv_unified: bool = _option(False, "one K/V buffer for all sequences; no difference to the one sequence there is")
+    cuda_graphs: str | bool = _option(
+        "auto", "replay captured CUDA graphs: on or off; auto: from compute capability 7.0 on"
+    )
     n_max: int | None = _option(None, "most tokens drafted in a round; unless given, the draft's block size - 1")
     n_min: int = _option(0, "a draft that is shorter than this is dropped")
     margin: float = _option(0.0, "cut a draft before the first token whose top-1 leads top-2 by less; 0: no cut")
@@ -73,7 +76,8 @@ class Params:
         _set_placement(self)
         _set(self, "devices_draft", _names("devices_draft", self.devices_draft))
         _set_int(self, "n_threads", 1, optional=True)
-        _set(self, "flash_attn", _flash_attn(self.flash_attn))
+        for name in ("flash_attn", "cuda_graphs"):
+            _set(self, name, _three_way(name, getattr(self, name)))
         for name in ("type_k", "type_v", "type_k_draft", "type_v_draft"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not a string; use {_KV_HELP}")
@@ -252,13 +256,13 @@ def _shares(value: Any) -> tuple[float, ...] | None:
     return tuple(share / total for share in shares)
 
 
-def _flash_attn(value: str | bool) -> str:
+def _three_way(option: str, value: str | bool) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if not isinstance(value, str):
-        raise TypeError(f"flash_attn={value!r} is neither a string nor a bool; use auto, on or off")
-    if value not in FLASH_ATTN:
-        raise ValueError(f"flash_attn={value!r} is unknown; use auto, on or off")
+        raise TypeError(f"{option}={value!r} is neither a string nor a bool; use auto, on or off")
+    if value not in THREE_WAY:
+        raise ValueError(f"{option}={value!r} is unknown; use auto, on or off")
     return value
 
 

@@ -78,6 +78,7 @@ class Speculator:
         type_k_draft: str = _P.type_k_draft,
         type_v_draft: str = _P.type_v_draft,
         kv_unified: bool = _P.kv_unified,
+        cuda_graphs: str | bool = _P.cuda_graphs,
         n_max: int | None = _P.n_max,
         n_min: int = _P.n_min,
         margin: float = _P.margin,

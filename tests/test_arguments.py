@@ -93,6 +93,7 @@ OPENED_WITH: dict[str, list[Any]] = {
     "use_mmap": [0, 1, None, "true"],
     "use_mlock": [0, 1, None, "true"],
     "kv_unified": [0, 1, None, "true"],
+    "cuda_graphs": ["yes", "ON", "", 1, None, b"on", NAN],
     "flash_attn": ["yes", "ON", "", 1, None, b"on", NAN],
     "type_k": ["f17", "", "q8_1", "i8", "q2_K", "f16\0", LONE, None, 1, b"f16"],
     "type_v_draft": ["f17", "F16", None, True],

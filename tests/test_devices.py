@@ -29,6 +29,7 @@ cpu_only = pytest.mark.skipif(bool(GPUS), reason="there is a GPU")
         {"use_mlock": True},
         {"use_mmap": False, "use_mlock": True},
         {"kv_unified": True},
+        {"cuda_graphs": "on"},
     ],
     ids=repr,
 )

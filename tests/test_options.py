@@ -39,6 +39,7 @@ OPEN = {
     "type_k_draft": "f16",
     "type_v_draft": "f16",
     "kv_unified": False,
+    "cuda_graphs": "auto",
     "n_max": None,
     "n_min": 0,
     "margin": 0.0,

@@ -1,5 +1,7 @@
 #include "engine.h"
 
+#include "cuda_graphs.h"
+
 #include "accept.h"
 #include "error.h"
 #include "llama-ext.h"
@@ -51,6 +53,7 @@ Engine::~Engine() = default;
 
 void Engine::open() {
     ctx_ = std::make_unique<Context>(target_->llama(), target_context(params_), "target");
+    set_cuda_graphs(ctx_->get(), params_.cuda_graphs);
     llama_set_argmax(ctx_->get(), params_.backend_argmax);
     if (draft_) {
         drafter_ = make_drafter(draft_, *ctx_, params_);

@@ -69,6 +69,7 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
     require(p.n_threads >= 1 && p.n_threads <= MAX_THREADS, PLD_E_ARGUMENT,
             format("n_threads=%d is out of range, 1 to %d", p.n_threads, MAX_THREADS));
     require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));
+    require(p.cuda_graphs >= -1 && p.cuda_graphs <= 1, PLD_E_ARGUMENT, format("cuda_graphs=%d is none of -1, 0, 1", p.cuda_graphs));
     require(!draft || p.n_max <= widest, PLD_E_ARGUMENT,
             format("n_max=%d exceeds block_size-1=%d of %s; lower n_max", p.n_max, widest,
                    draft ? draft->name().c_str() : ""));

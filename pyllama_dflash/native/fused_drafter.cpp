@@ -1,5 +1,6 @@
 #include "fused_drafter.h"
 
+#include "cuda_graphs.h"
 #include "error.h"
 #include "ggml-cpu.h"
 #include "llama-ext.h"
@@ -11,12 +12,13 @@ namespace pld {
 
 namespace {
 
-ggml_backend_t open_backend(ggml_backend_dev_t device) {
+ggml_backend_t open_backend(ggml_backend_dev_t device, int32_t cuda_graphs) {
     auto * backend = ggml_backend_dev_init(device, nullptr);
     require(backend != nullptr, PLD_E_MEMORY, format("%s could not be opened for the draft", ggml_backend_dev_name(device)));
     if (ggml_backend_is_cpu(backend)) {
         ggml_backend_cpu_set_n_threads(backend, 1);  // until a pool is attached
     }
+    set_cuda_graphs(backend, cuda_graphs);
     return backend;
 }
 
@@ -30,7 +32,7 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, Context & target, const
       max_rows_(std::max(params.n_ubatch, params.n_max + 1)),
       flash_attn_(params.flash_attn != 0),
       draft_(*model_, *llama_get_model(target.get())),
-      backend_(open_backend(draft_.device())),
+      backend_(open_backend(draft_.device(), params.cuda_graphs)),
       cpu_(ggml_backend_is_cpu(backend_.get())),
       cache_(draft_, backend_.get(), static_cast<ggml_type>(params.type_k_draft), static_cast<ggml_type>(params.type_v_draft),
              params.n_ctx),

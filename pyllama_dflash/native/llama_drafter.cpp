@@ -1,5 +1,6 @@
 #include "llama_drafter.h"
 
+#include "cuda_graphs.h"
 #include "devices.h"
 #include "engine_params.h"
 #include "error.h"
@@ -35,6 +36,7 @@ LlamaDrafter::LlamaDrafter(std::shared_ptr<Model> model, Context & target, const
       width_(n_embd_ * model_->facts().target_layers.size()),
       n_ubatch_(draft_ubatch(model_->facts())),
       ctx_(with_head_in_reach(*model_, *llama_get_model(target.get())).llama(), draft_context(model_->facts(), target.get(), params), "draft") {
+    set_cuda_graphs(ctx_.get(), params.cuda_graphs);
     for (const auto id : model_->facts().target_layers) {
         llama_set_embeddings_layer_inp(target.get(), static_cast<uint32_t>(id), true);
     }

@@ -156,6 +156,7 @@ typedef struct pld_engine_params {
     int32_t type_k_draft;
     int32_t type_v_draft;
     int32_t kv_unified; /* 1: one K/V buffer for all sequences; with the one there is, no difference */
+    int32_t cuda_graphs; /* -1 from compute capability 7.0 on, 0 never, 1 on any card */
     int32_t backend_argmax; /* 1: argmax in the graph, no logits are read back; 0: logits are read back */
     int32_t fused_draft;    /* 1: our own graph of the draft where it can run; 0: llama.cpp's, the reference */
 } pld_engine_params;
