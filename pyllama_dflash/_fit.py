@@ -82,7 +82,7 @@ def check_files(target: File, draft: File | None, options: dict[str, int] | None
     unread = [file for file in (target, draft) if file and not file.loaded]
     size = 0
     for file in unread:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # opening has the better words for a path that is none
             size += Path(os.fsdecode(file.path)).stat().st_size
     if size * _SMALL > least_free():
         _refuse(target, draft, options)

@@ -63,10 +63,10 @@ void Engine::open() {
 // Run one token through both models while assertions still throw, on this thread alone: what a file's header could not show
 // comes out here and not in the middle of a generation.
 void Engine::trial() {
-    const char * step = "target";
+    const char *       step = "target";
+    const log::Opening opening;
     try {
-        const log::Opening opening;
-        const int32_t      token = 0;
+        const int32_t token = 0;
         begin(&token, 1);
         verify(nullptr, 0, false);
         step = "draft";
@@ -79,9 +79,10 @@ void Engine::trial() {
         abandon();
         const bool taps = draft_ && std::strstr(e.what(), "layer input") != nullptr;
         const auto arch = target_->header().arch();
-        throw taps ? Error(PLD_E_PAIR, target_->header().name() + ": models of kind '" + arch +
-                                           "' do not show a draft the inputs of their layers yet")
-                   : Error(PLD_E_LOAD, std::string("the ") + step + " fails at its first token: " + e.what());
+        require(!taps, PLD_E_PAIR,
+                target_->header().name() + ": models of kind '" + arch + "' do not show a draft the inputs of their layers yet");
+        throw Error(opening.out_of_memory() ? PLD_E_MEMORY : PLD_E_LOAD,
+                    std::string("the ") + step + " fails at its first token: " + e.what());
     }
 }
 
