@@ -1,4 +1,4 @@
-"""Call the shared library: one function per C function, and no cdata leaves this module.
+"""Call the shared library. The only module that imports cffi: one function per C function, and no cdata leaves it.
 
 The cdef is native/pld.h itself, which also documents each call. Every function here allocates, calls, checks, and
 returns plain Python or numpy values; a failure becomes an exception in check(). Arrays that come back are copies.
@@ -10,17 +10,34 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
+import cffi
 import numpy as np
 import numpy.typing as npt
 
 from . import errors
+from ._abi import check_library
+from ._files import PACKAGE, find_library
 from ._handle import Handle
-from ._library import ffi as _ffi
-from ._library import lib as _lib
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
+
+def _load() -> tuple[Any, Any]:
+    ffi: Any = cffi.FFI()  # Any: the cdef's types exist at run time only
+    ffi.cdef((PACKAGE / "native" / "pld.h").read_text(encoding="utf-8"))
+    path = find_library()
+    # NODELETE: handles may still be freed while the interpreter tears down its modules.
+    flags = getattr(ffi, "RTLD_NOW", 0) | getattr(ffi, "RTLD_NODELETE", 0)
+    try:
+        lib = ffi.dlopen(str(path), flags)
+    except OSError as error:
+        raise ImportError(f"{path} cannot be loaded: {error}") from error
+    check_library(ffi, lib, str(path))
+    return ffi, lib
+
+
+_ffi, _lib = _load()
 
 _ERRORS: dict[int, type[Exception]] = {
     _lib.PLD_E_ARGUMENT: ValueError,
@@ -38,7 +55,7 @@ KINDS = {
     _lib.PLD_KIND_OTHER: "other",
 }
 MAX_DEVICES: int = _lib.PLD_MAX_DEVICES
-_MAX_ROWS = MAX_DEVICES + 2  # of memory: the CPU's, and that of a device made of several
+_MAX_ROWS = 64  # there are two more kinds of memory than devices at most, and 32 graphs
 
 
 def check(result: int) -> int:
@@ -60,6 +77,11 @@ def _text(call: Callable[[Any, int], int], cap: int = 256) -> bytes:
         buffer = _ffi.new("char[]", n)
         n = min(n, check(call(buffer, n)))
     return bytes(_ffi.buffer(buffer, n))
+
+
+def _rows(kind: str, call: Callable[[Any, int], int]) -> list[dict[str, Any]]:
+    out = _ffi.new(f"{kind}[]", _MAX_ROWS)
+    return [_fields(out[i]) for i in range(check(call(out, _MAX_ROWS)))]
 
 
 def _fields(struct: Any) -> dict[str, Any]:
@@ -289,8 +311,7 @@ def engine_memory(engine: EngineHandle) -> dict[str, int]:
 
 def engine_devices(engine: EngineHandle) -> list[dict[str, Any]]:
     """Return the fields of each pld_device_memory."""
-    out = _ffi.new("pld_device_memory[]", _MAX_ROWS)
-    return [_fields(row) for row in out[0 : check(_lib.pld_engine_devices(engine.pointer, out, _MAX_ROWS))]]
+    return _rows("pld_device_memory", partial(_lib.pld_engine_devices, engine.pointer))
 
 
 def plan(
@@ -300,20 +321,17 @@ def plan(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return n_ctx, and what opening files with these fields of pld_model_params and pld_engine_params would take."""
     null = _ffi.NULL
-    n_ctx, out = _ffi.new("int32_t *"), _ffi.new("pld_device_memory[]", _MAX_ROWS)
+    n_ctx = _ffi.new("int32_t *")
     path, load = draft or (null, null)
     loads = [value if value is null else _ffi.new("pld_model_params *", value) for value in (target[1], load)]
     values = null if params is None else _ffi.new("pld_engine_params *", params)
-    n = check(_lib.pld_plan(target[0], loads[0], path, loads[1], values, n_ctx, out, _MAX_ROWS))
-    return n_ctx[0], [_fields(row) for row in out[0:n]]
+    rows = _rows("pld_device_memory", partial(_lib.pld_plan, target[0], loads[0], path, loads[1], values, n_ctx))
+    return n_ctx[0], rows
 
 
 def engine_graphs(engine: EngineHandle) -> list[dict[str, int]]:
     """Return the fields of each pld_graph."""
-    n = check(_lib.pld_engine_graphs(engine.pointer, _ffi.NULL, 0))
-    out = _ffi.new("pld_graph[]", n)
-    check(_lib.pld_engine_graphs(engine.pointer, out, n))
-    return [_fields(graph) for graph in out]
+    return _rows("pld_graph", partial(_lib.pld_engine_graphs, engine.pointer))
 
 
 def engine_reset(engine: EngineHandle) -> None:
