@@ -17,7 +17,7 @@ from typing import Callable
 
 from tqdm import tqdm
 
-from pyllama_dflash import Model, Speculator
+from pyllama_dflash import Model, Speculator, cuda
 
 from . import peer, records, startup, upstream, widths
 from .records import Record, Sizes
@@ -74,11 +74,13 @@ class Arm:
 def ours(spec: Speculator, n_max: int, n_predict: int, prompt: str, ignore_eos: bool = False) -> Record:
     """Generate once; figures, text, and loop_ms: the time of the call as the caller sees it, less the prefill's."""
     spec.reset()
-    start = perf_counter()
+    launched, start = cuda.launches(), perf_counter()
     result = spec.run(prompt, max_tokens=n_predict, n_max=n_max or None, ignore_eos=ignore_eos)
     wall_ms = 1000 * (perf_counter() - start)
     figures = result.stats.to_dict()
     loop = {"loop_ms": wall_ms - result.stats.prompt_ms, "text": result.text}
+    if launched:  # prefill included
+        loop["n_launches"] = cuda.launches() - launched
     return {**{key: figures[key] for key in (*KEYS, *PARTS)}, **loop}
 
 
