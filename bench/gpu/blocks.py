@@ -19,9 +19,17 @@ def q4_k(rng: np.random.Generator, n: int, std: float) -> Bytes:
 
     The minima are the scales and dmin is 7.5 d, so that x = d s (q - 7.5) is centred.
     """
-    out = rng.integers(0, 256, (n, 144), np.uint8)
-    d = std / math.sqrt(_square(0, 63) * _square(-7.5, 7.5))
-    out[:, 0:4] = np.array([d, 7.5 * d], np.float16).view(np.uint8)
+    return _centred(rng.integers(0, 256, (n, 144), np.uint8), std, 7.5)
+
+
+def q5_k(rng: np.random.Generator, n: int, std: float) -> Bytes:
+    """As q4_k, with 32 bytes of the quants' fifth bits before the others; dmin is 15.5 d."""
+    return _centred(rng.integers(0, 256, (n, 176), np.uint8), std, 15.5)
+
+
+def _centred(out: Bytes, std: float, middle: float) -> Bytes:
+    d = std / math.sqrt(_square(0, 63) * _square(-middle, middle))
+    out[:, 0:4] = np.array([d, middle * d], np.float16).view(np.uint8)
     out[:, 8:12] = out[:, 4:8]  # low bits of minima 0 to 3, and above them the top bits of 4 to 7: those of the scales
     out[:, 12:16] = (out[:, 12:16] & 15) * 17  # low bits of scales and of minima 4 to 7
     return out
@@ -56,7 +64,7 @@ def _square(low: float, high: float) -> float:
     return ((low + high) / 2) ** 2 + ((high - low + 1) ** 2 - 1) / 12
 
 
-MAKERS = {Type.Q4_K: q4_k, Type.Q6_K: q6_k, Type.Q8_0: q8_0, Type.Q4_0: q4_0}
+MAKERS = {Type.Q4_K: q4_k, Type.Q5_K: q5_k, Type.Q6_K: q6_k, Type.Q8_0: q8_0, Type.Q4_0: q4_0}
 
 
 def n_bytes(kind: Type, shape: tuple[int, ...]) -> int:
