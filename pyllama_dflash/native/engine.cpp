@@ -261,6 +261,9 @@ int32_t Engine::prefill() {
         seq_.pending.erase(seq_.pending.begin(), seq_.pending.begin() + n);
         n_rows_ = 0;
         n_prefilled_ += n;
+        if (seq_.pending.empty()) {
+            llama_synchronize(ctx_->get());  // or a GPU's work on the prompt would count as the first round's
+        }
         return static_cast<int32_t>(seq_.pending.size());
     });
 }
