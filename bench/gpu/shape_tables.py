@@ -116,6 +116,7 @@ def table(rows: Sequence[Record]) -> str:
     arms = tables.by_arm(rows)
     mean_lens = one(rows, "provenance")["options"]["mean_lens"]
     parts = [pair_table(rows), *widths_tables(rows), prefill_table(rows), rounds_table(arms)]
-    parts += [assumed_table(arms, mean_lens), given_table(rows, arms)]
+    if ("plain", 0) in arms:  # or the run was cut off before
+        parts += [assumed_table(arms, mean_lens), given_table(rows, arms)]
     parts += [[f"failed: {row['what']}: {row['reason'][-500:]}"] for row in rows if row["record"] == "failed"]
     return "\n\n".join("\n".join(part) for part in parts)
