@@ -22,7 +22,7 @@ from bench.gpu import files, pair, shape
 WORKER = Path(__file__).with_name("gpu_worker.py")
 WIDTHS = (1, 2, 3, 5, 7, 8, 9, 16)
 PROSE = "The sea is"
-# Kernels round activations to 8 bits in blocks of their own: of 16,000 logits the worst of two kernels differ by a tenth.
+# Kernels round activations to 8 bits in blocks of their own: the worst of 16,000 logits differs by a tenth.
 ROUNDED = 0.15
 TINY = dataclasses.replace(shape.SHAPES["tiny"], n_layer=2)
 
