@@ -55,10 +55,24 @@ def test_each_toolkit_knows_its_architectures(version: str, archs: list[int], fi
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"), [("61", [61]), ("61-virtual", [61]), ("90;61-real", [90, 61]), ("90a", [90]), ("all", [])]
+    ("text", "numbers"),
+    [
+        ("61", [61]),
+        ("61-virtual", [61]),
+        ("90;;61-real", [90, 61]),
+        ("90a", [90]),
+        ("all", []),
+        ("61, 120f", [61, 120]),
+    ],
 )
 def test_architectures_are_read_as_cmake_writes_them(text: str, numbers: list[int]) -> None:
     assert cuda.arch_numbers(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["sm_61", "compute_61", "6.1", "-1", "61;sm_90", "99999999999", "6", "\u0666\u0661"])
+def test_what_is_no_architecture_is_refused(text: str) -> None:
+    with pytest.raises(cuda.CudaError, match=r"is no architecture\nnext: give the compute capability without the dot"):
+        cuda.choose(text, environ=ENVIRON)
 
 
 def test_the_first_on_path_that_can_is_taken(tmp_path: Path) -> None:
@@ -109,3 +123,43 @@ def test_a_compiler_that_fails_is_named_with_what_it_said(tmp_path: Path, compla
 def test_without_any_the_places_are_named() -> None:
     with pytest.raises(cuda.CudaError, match=r"there is no nvcc\nnext: install a CUDA toolkit from 11.8 to 12.9"):
         cuda.choose("61", environ=ENVIRON)
+
+
+def test_a_compiler_that_hangs_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "LIMIT_S", 0.2)
+    slow, good = toolkit(tmp_path / "slow", "12.4"), toolkit(tmp_path / "good", "12.5")
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    assert cuda.choose("61", environ=on_path(slow, good)).nvcc == good
+
+
+def test_what_a_compiler_prints_need_not_be_utf8(tmp_path: Path) -> None:
+    nvcc = toolkit(tmp_path, "11.8")
+    nvcc.write_text(
+        "#!/bin/sh\ncase $* in --version) printf 'release 11.8 \\351';; *) printf '\\377' >&2; exit 1;; esac\n"
+    )
+    with pytest.raises(cuda.CudaError, match="does not compile:\n\ufffd"):
+        cuda.choose("61", environ=on_path(nvcc))
+
+
+def test_a_host_compiler_that_is_not_there_is_named(tmp_path: Path) -> None:
+    new, old = toolkit(tmp_path / "new", "13.0"), toolkit(tmp_path / "old", "12.4")
+    with pytest.raises(
+        cuda.CudaError, match=r"(?s)there is no host compiler nosuch.*next: install it, or name another"
+    ):
+        cuda.choose("61", host="nosuch", environ=on_path(new, old))
+
+
+def test_a_compiler_named_from_the_working_directory_is_found_from_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = toolkit(tmp_path, "12.4")
+    monkeypatch.chdir(tmp_path)
+    assert cuda.choose("61", environ={"CUDACXX": "./bin/nvcc"}).nvcc == nvcc
+    with pytest.raises(cuda.CudaError, match=f"{tmp_path}/nvcc does not exist"):
+        cuda.choose("61", environ={"CUDACXX": "./nvcc"})
+
+
+def test_a_folder_of_that_name_is_no_compiler(tmp_path: Path) -> None:
+    (tmp_path / "nvcc").mkdir()
+    with pytest.raises(cuda.CudaError, match="there is no nvcc"):
+        cuda.choose("61", environ={"PATH": str(tmp_path)})

@@ -10,6 +10,7 @@ Debian and Ubuntu have CUDA 11.8 in `nvidia-cuda-toolkit` (component non-free, o
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import shutil
@@ -25,8 +26,14 @@ OLDEST = (11, 8)
 # First architecture, the toolkit that knows it and all up to the next row, and the first that has dropped it.
 SUPPORT = ((50, (11, 8), (13, 0)), (75, (11, 8), None), (91, (12, 8), None), (121, (12, 9), None))
 HOST_COMPILERS = ("", *(f"g++-{major}" for major in range(15, 8, -1)))
+LIMIT_S = 300  # for each program that is asked: one that hangs would hang the build
+WORDS = ("all", "all-major", "native")  # that CMake takes for architectures, beside numbers
 PROBE = """#include <cublas_v2.h>
-__global__ void probe(int * x) { *x = __dp4a(x[1], x[2], x[3]); }
+__global__ void probe(int * x) {
+#if __CUDA_ARCH__ >= 610
+    *x = __dp4a(x[1], x[2], x[3]);
+#endif
+}
 #include <string>
 std::string host(int * x) { probe<<<1, 1>>>(x); return std::to_string(*x); }
 """
@@ -54,13 +61,28 @@ class Toolkit(NamedTuple):
     path: str
 
 
-def version_of(nvcc: Path) -> str | None:
+def ask(command: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """Run a program: its exit code and what it printed, in whatever encoding; code 127 if it does not run or end."""
     try:
-        done = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    found = re.search(r"release (\d+\.\d+)", done.stdout) if done.returncode == 0 else None
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environ, timeout=LIMIT_S
+        )
+    except OSError as error:
+        return 127, "", str(error)
+    except subprocess.TimeoutExpired:
+        return 127, "", f"{command[0]} did not end in {LIMIT_S} s"
+    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+
+
+def version_of(nvcc: Path) -> str | None:
+    code, text, _ = ask([str(nvcc), "--version"])
+    found = re.search(r"release (\d+\.\d+)", text) if code == 0 else None
     return found.group(1) if found else None
+
+
+def located(compiler: str) -> Path:
+    """A compiler as it is named, found on PATH, from the root on: the build runs in another folder."""
+    return Path(os.path.abspath(shutil.which(compiler) or compiler))  # noqa: PTH100 - Path would follow links
 
 
 def number(version: str) -> Version:
@@ -70,7 +92,7 @@ def number(version: str) -> Version:
 def named(environ: Mapping[str, str]) -> list[Path]:
     """The compiler that the user names, or that of the folder that the user names: no other is tried then."""
     if compiler := environ.get("CUDACXX"):
-        return [Path(shutil.which(compiler) or compiler)]
+        return [located(compiler)]
     for name in ("CUDAToolkit_ROOT", "CUDA_PATH", "CUDA_HOME"):
         if folder := environ.get(name):
             return [Path(folder) / "bin" / "nvcc"]
@@ -82,25 +104,35 @@ def installed(environ: Mapping[str, str]) -> list[Path]:
     folders = [Path(folder) for folder in environ.get("PATH", "").split(os.pathsep) if folder]
     for place in PLACES:
         folders += sorted(Path("/").glob(place.lstrip("/")), reverse=True)
-    found = [folder / "nvcc" for folder in folders if os.access(folder / "nvcc", os.X_OK)]
+    found = [
+        folder / "nvcc" for folder in folders if (folder / "nvcc").is_file() and os.access(folder / "nvcc", os.X_OK)
+    ]
     return list({nvcc.resolve(): nvcc for nvcc in reversed(found)}.values())[::-1]
 
 
 def machine_archs() -> list[int]:
     """Compute capabilities of this machine's cards, 61 for 6.1."""
-    try:
-        command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return []
-    return [int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", done.stdout, re.MULTILINE)]
+    _, text, _ = ask(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+    return [int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", text, re.MULTILINE)]
 
 
 def arch_numbers(archs: str) -> list[int]:
-    """Numbers of a CMAKE_CUDA_ARCHITECTURES list; those of this machine's cards for "" and "native"."""
+    """Numbers of a CMAKE_CUDA_ARCHITECTURES list; those of this machine's cards for "" and "native".
+
+    Raises:
+        CudaError: an entry is no architecture: CMake would find out much later, or never.
+    """
     if archs in ("", "native"):
         return machine_archs()
-    return [int(found) for found in re.findall(r"(?:^|[;,\s])(\d+)", archs)]
+    numbers = []
+    for entry in filter(None, re.split(r"[;,\s]+", archs)):
+        found = re.fullmatch(r"([0-9]{2,3})[af]?(-real|-virtual)?", entry)
+        if found:
+            numbers.append(int(found.group(1)))
+        elif entry not in WORDS:
+            text = f"CMAKE_CUDA_ARCHITECTURES={archs}: {entry!r} is no architecture"
+            raise CudaError(f"{text}\nnext: give the compute capability without the dot, 61 for 6.1; several as 61;90")
+    return numbers
 
 
 def refusal(version: str, archs: Sequence[int]) -> str | None:
@@ -119,7 +151,7 @@ def refusal(version: str, archs: Sequence[int]) -> str | None:
 
 def compiles(nvcc: Path, arch: int | None, host: str, path: str) -> str | None:
     """Compile a kernel down to machine code; None, or what the compiler said."""
-    environ = dict(os.environ)
+    environ = {**os.environ, "LC_ALL": "C"}  # what it says is looked into
     if path:
         environ["PATH"] = path + os.pathsep + environ.get("PATH", "")
     with tempfile.TemporaryDirectory() as folder:
@@ -127,18 +159,15 @@ def compiles(nvcc: Path, arch: int | None, host: str, path: str) -> str | None:
         source.write_text(PROBE, encoding="ascii")
         target = [f"-arch=sm_{arch}"] if arch else []
         command = [str(nvcc), *target, *(["-ccbin", host] if host else []), "-std=c++17", "-c", str(source)]
-        try:
-            done = subprocess.run(
-                [*command, "-o", f"{source}.o"], capture_output=True, text=True, check=False, env=environ
-            )
-        except OSError as error:
-            return str(error)
-    return (done.stderr or done.stdout or f"exit code {done.returncode}").strip() if done.returncode else None
+        code, out, err = ask([*command, "-o", f"{source}.o"], environ)
+    return (err or out or f"exit code {code}").strip() if code else None
 
 
 def probe(nvcc: Path, version: str, archs: Sequence[int], host: str = "") -> Toolkit | str:
     """The toolkit with the host compiler and PATH that work, or what the compiler said at the first try."""
-    arch = min((arch for arch in archs if arch >= 61), default=None)  # the probe's instruction exists from there on
+    if host and not shutil.which(host):
+        return f"there is no host compiler {host}"
+    arch = min(archs, default=None)
     tools = [str(place) for place in (nvcc.parent, Path("/usr/bin")) if (place / "ptxas").exists()] + [""]
     first = None
     for path in dict.fromkeys(tools):
@@ -162,11 +191,12 @@ def choose(archs: str = "", compiler: str = "", host: str = "", environ: Mapping
         environ: for CUDACXX, CUDAToolkit_ROOT, CUDA_PATH, CUDA_HOME and PATH.
     """
     numbers, reasons = arch_numbers(archs), []
-    candidates = [Path(shutil.which(compiler) or compiler)] if compiler else named(environ)
+    candidates = [located(compiler)] if compiler else named(environ)
     for nvcc in candidates or installed(environ):
         version = version_of(nvcc)
         if version is None:
-            reasons.append(f"{nvcc} --version gave no version")
+            missing = f"{nvcc} does not exist"
+            reasons.append(f"{nvcc} --version gave no version" if nvcc.exists() else missing)
             continue
         reason = refusal(version, numbers)
         if reason is None:
@@ -180,6 +210,8 @@ def choose(archs: str = "", compiler: str = "", host: str = "", environ: Mapping
 
 def _advice(reasons: Sequence[str]) -> str:
     said = "\n".join(reasons)
+    if "there is no host compiler" in said:
+        return "install it, or name another: CUDAHOSTCXX, CMAKE_CUDA_HOST_COMPILER or --host"
     if "unsupported GNU version" in said or "No supported gcc" in said:
         return "install a g++ that this toolkit takes (g++-11 for CUDA 11.8), and configure again"
     if "cublas_v2.h" in said:
@@ -200,6 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="", help="try this host compiler only")
     parser.add_argument("--cmake", action="store_true", help="print NAME=VALUE lines only")
     options = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # paths need not be text
     if not options.cmake:
         for nvcc in installed(os.environ):
             print(f"found   {nvcc}: CUDA {version_of(nvcc) or 'unknown'}")
