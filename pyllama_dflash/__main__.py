@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Callable
+from typing import Any, Callable
 
 from . import _cli_common as common
 from . import _cli_info, _cli_options, _cli_run
@@ -17,6 +17,14 @@ Command = Callable[[argparse.Namespace], int]
 _BROKEN_PIPE, _INTERRUPTED = 141, 130  # what a shell reports for SIGPIPE and SIGINT
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes no shortened option: allow_abbrev leaves those with one dash, and -t would be -ts where it is none."""
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        found = super()._get_option_tuples(option_string)
+        return [match for match in found if match[1] in (option_string[:2], option_string.partition("=")[0])]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=common.PROGRAM,
@@ -25,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"{common.PROGRAM} {build_info().get('version')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
     def add(name: str, text: str, command: Command, examples: str = "") -> argparse.ArgumentParser:
         sub = commands.add_parser(

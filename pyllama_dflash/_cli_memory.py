@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from . import _fit
-from ._cli_options import DEFAULTS, SWITCHES, VALUES, given
+from ._cli_options import DEFAULTS, OF_DRAFT, SWITCHES, VALUES, given
 from ._fit import gib
 from ._open import engine_fields, load_of_draft, load_of_target
 from .errors import DFlashError
@@ -29,6 +29,10 @@ def estimate(args: argparse.Namespace, target: str | None, draft: str | None) ->
     params = Params(**given(args, OPTIONS))
     if target is None and changed:
         raise ValueError(f"{changed[0]}={getattr(args, changed[0])!r} has no effect on a draft alone; add --target")
+    if draft is None:
+        for name in changed:
+            if name in OF_DRAFT and name != "n_max":  # which any draft, by hand, too, takes memory for
+                raise ValueError(f"{name}={getattr(args, name)!r} has no effect without a draft; add --draft")
     fields = None if target is None else engine_fields(params)
     file = _fit.File(os.fsencode(target or draft or ""), load_of_target(params))
     other = _fit.File(os.fsencode(draft), load_of_draft(params, None)) if target and draft else None
