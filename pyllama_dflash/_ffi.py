@@ -71,12 +71,12 @@ def check(result: int) -> int:
 
 
 def _text(call: Callable[[Any, int], int], cap: int = 256) -> bytes:
-    buffer = _ffi.new("char[]", cap)
-    n = check(call(buffer, cap))
-    if n > cap:
-        buffer = _ffi.new("char[]", n)
-        n = min(n, check(call(buffer, n)))
-    return bytes(_ffi.buffer(buffer, n))
+    while True:  # what is noted by other threads grows in between
+        buffer = _ffi.new("char[]", cap)
+        n = check(call(buffer, cap))
+        if n <= cap:
+            return bytes(_ffi.buffer(buffer, n))
+        cap = n
 
 
 def _rows(kind: str, call: Callable[[Any, int], int]) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ def build_info(name: str) -> str | None:
 
 
 def supports_gpu() -> bool:
-    """Say whether the build has a GPU backend."""
+    """Say whether there is a GPU, and a backend for it in the build."""
     return bool(check(_lib.pld_supports_gpu()))
 
 

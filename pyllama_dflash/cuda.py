@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from . import _ffi
+from .errors import OrderError
+
+_tracing = threading.Lock()
 
 
 def launches() -> int:
@@ -21,17 +25,23 @@ def trace() -> Iterator[dict[str, int]]:
         mangled name -> launches, "cudaGraphLaunch" for captured graphs, whose kernels are noted when they are captured.
         One trace at a time, of all threads. Costs a little on each launch.
 
+    Raises:
+        OrderError: another trace is running.
+
     Example:
         with trace() as kernels:
             spec.verify([])
         print(sum(kernels.values()), "launches")
     """
     found: dict[str, int] = {}
-    _ffi.cuda_trace(True)
+    if not _tracing.acquire(blocking=False):
+        raise OrderError("another trace is running, and there is one list of launches; end it first")
     try:
+        _ffi.cuda_trace(True)
         yield found
         for line in _ffi.cuda_traced().splitlines():
             name, _, count = line.rpartition(" ")
             found[name] = int(count)
     finally:
         _ffi.cuda_trace(False)
+        _tracing.release()

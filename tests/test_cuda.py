@@ -20,6 +20,17 @@ def test_without_a_gpu_nothing_is_launched(pair: tuple[Path, Path]) -> None:
     assert cuda.launches() == 0
 
 
+def test_a_trace_within_a_trace_is_refused_and_the_first_goes_on() -> None:
+    with cuda.trace():
+        with pytest.raises(pd.OrderError, match="another trace is running"), cuda.trace():
+            pass
+    with pytest.raises(ZeroDivisionError), cuda.trace():
+        1 / 0  # noqa: B018
+    with cuda.trace() as kernels:
+        pass
+    assert kernels == {}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="no GPU")
 def test_a_traced_verify_names_its_kernels(pair: tuple[Path, Path]) -> None:
