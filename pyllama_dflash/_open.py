@@ -14,7 +14,8 @@ from ._load import device_indices
 from ._turn import call_both
 from .errors import ClosedError
 from .memory import DeviceMemory
-from .model import Model, PathLike
+from .model import NO_GPU, Model, PathLike
+from .model import logger as of_options  # its warnings are shown on the command line, too
 from .params import THREE_WAY, LoadParams, Params, check_int, default_threads
 
 _OF_DRAFT = (
@@ -58,6 +59,8 @@ def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: 
     owned: list[Model] = []
     try:
         _ffi.init()
+        if params.cuda_graphs == "on" and not _ffi.supports_gpu():
+            _log.emit(logging.WARNING, f"cuda_graphs='on' has no effect: {NO_GPU}", of_options)
         files = _file(target, load_of_target(params)), _file(draft, load_of_draft(params, None))
         if files[0]:
             _fit.check_files(files[0], files[1], engine_params)

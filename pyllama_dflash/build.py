@@ -38,7 +38,7 @@ def build_info() -> dict[str, str]:
 
 
 def supports_gpu() -> bool:
-    """Say whether the library was built with a GPU backend; a device is needed besides."""
+    """Say whether there is a GPU, and a backend for it in the library."""
     return _ffi.supports_gpu()
 
 

@@ -21,6 +21,7 @@ from .result import SLOTS
 T = TypeVar("T")
 PathLike = Union[str, "os.PathLike[str]", bytes, "os.PathLike[bytes]"]
 logger = logging.getLogger(__name__)
+NO_GPU = "there is no GPU that this build can use"
 
 
 @dataclass(frozen=True, **SLOTS)
@@ -135,7 +136,7 @@ class Model:
         if b"\0" in raw:
             raise ValueError(f"path={self.path!r} has a NUL character")
         if params.n_gpu_layers > 0 and not _ffi.supports_gpu():
-            text = f"n_gpu_layers={params.n_gpu_layers} has no effect: this build has no GPU backend"
+            text = f"n_gpu_layers={params.n_gpu_layers} has no effect: {NO_GPU}"
             _log.emit(logging.WARNING, text, logger)
         _log.sync_level()
         try:

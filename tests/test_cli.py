@@ -252,10 +252,11 @@ def test_logs_on_request(pair: Pair) -> None:
 
 def test_warning_is_shown(pair: Pair) -> None:
     if pd.supports_gpu():
-        pytest.skip("this build has a GPU backend")
-    done = cli("run", "-m", pair[0], "-p", "the", "-ngl", "3", *SMALL)
+        pytest.skip("there is a GPU")
+    done = cli("run", "-m", pair[0], "-p", "the", "-ngl", "3", "--cuda-graphs", "on", *SMALL)
     assert done.returncode == 0
-    assert "WARNING: n_gpu_layers=3 has no effect" in done.stderr
+    assert "WARNING: n_gpu_layers=3 has no effect: there is no GPU" in done.stderr
+    assert "WARNING: cuda_graphs='on' has no effect: there is no GPU" in done.stderr
 
 
 def test_a_library_that_does_not_load_is_one_line(tmp_path: Path) -> None:
