@@ -16,6 +16,11 @@ function(choose_cuda_toolkit)
             "--arch=${_archs}" "--nvcc=${CMAKE_CUDA_COMPILER}" "--host=${_host}"
         OUTPUT_VARIABLE _text ERROR_VARIABLE _message RESULT_VARIABLE _failed)
     if(_failed)
+        if(CMAKE_CUDA_COMPILER AND CMAKE_CUDA_COMPILER STREQUAL "${PYLLAMA_DFLASH_CUDA_CHOSEN}")
+            # Its libraries are in the cache as well, so no other toolkit can be taken in the same folder.
+            string(APPEND _message "or, since that compiler was chosen for another architecture: delete ${CMAKE_BINARY_DIR}, "
+                "and configure again")
+        endif()
         message(FATAL_ERROR "${_message}")
     endif()
     foreach(_name nvcc version host path)
@@ -24,6 +29,9 @@ function(choose_cuda_toolkit)
     endforeach()
     message(STATUS "CUDA ${_version}: ${_nvcc} ${_host}")
 
+    if(NOT CMAKE_CUDA_COMPILER)
+        set(PYLLAMA_DFLASH_CUDA_CHOSEN "${_nvcc}" CACHE INTERNAL "the CUDA compiler that nobody named")
+    endif()
     set(CMAKE_CUDA_COMPILER "${_nvcc}" CACHE FILEPATH "CUDA compiler" FORCE)
     if(_host)
         set(CMAKE_CUDA_HOST_COMPILER "${_host}" CACHE FILEPATH "host compiler of the CUDA compiler" FORCE)
