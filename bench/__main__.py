@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -86,12 +87,14 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 
 def show(rows: Sequence[Record], most: float) -> str:
     """The tables of a file, by what is in it."""
-    kinds = {row["record"] for row in rows}
+    kinds = {row.get("record") for row in rows}
+    if not rows or None in kinds:
+        raise ValueError("the file holds no records; give one that a command wrote")
     if "shape" in kinds:
         return shape_tables.table(rows)
     if "pass" in kinds:
         return kernels.table(rows)
-    if "kernel" in kinds:
+    if kinds & {"library", "kernel"}:
         return sass.table(rows)
     if any("library" in row for row in rows):
         return report.table(rows)
@@ -99,12 +102,26 @@ def show(rows: Sequence[Record], most: float) -> str:
 
 
 def main() -> int:
+    """Run a command. What is wrong with a file or an option is one line; what is wrong here is a traceback."""
     args = parser().parse_args()
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, ValueError, MemoryError, subprocess.CalledProcessError) as error:
+        reason = f"{error}"
+    except Exception as error:
+        if type(error).__module__ not in ("pyllama_dflash.errors", "cuda"):  # loaded later, if at all
+            raise
+        reason = f"{error}"
+    print(f"python -m bench {args.command}: error: {reason}", file=sys.stderr)
+    return 1
+
+
+def run(args: argparse.Namespace) -> int:
     out = args.out / args.file if args.command in ("gpu", "shape") else args.out
     if args.command != "table":
-        rows = measure(args)
-        out.unlink(missing_ok=True)
-        records.write(out, rows)
+        records.write(out, measure(args))
         print(f"records: {out}", file=sys.stderr)
     found = records.read(out)
     print(show(found, getattr(args, "quiet", 1.0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -140,13 +141,23 @@ class Others:
 
 
 def write(path: Path, records: Iterable[Record]) -> None:
-    """Append records, each on disk before the next is measured."""
+    """Write records, each on disk before the next is measured; an earlier file goes when there is a first one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        for record in records:
+    path.open("a", encoding="utf-8").close()  # a file that cannot be written is known before anything is measured
+    rows = iter(records)
+    first = list(itertools.islice(rows, 1))
+    with path.open("w", encoding="utf-8") as file:
+        for record in itertools.chain(first, rows):
             file.write(json.dumps(record) + "\n")
             file.flush()
 
 
 def read(path: Path) -> list[Record]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{path}:{number} is no JSON ({error}); measure again, or remove the line") from None
+    return rows

@@ -80,3 +80,32 @@ def test_a_program_is_ended_with_its_children_when_its_time_is_up(tmp_path: Path
     assert (ended.code, ended.tail) == (None, "started\n")
     assert ended.seconds < 20
     assert "stopped after" in ended.reason
+
+
+def test_what_cannot_be_measured_is_one_line_and_earlier_records_stay(tmp_path: Path) -> None:
+    out, trace = tmp_path / "out.jsonl", tmp_path / "trace.json"
+    trace.write_text("[1]")
+    gone = tmp_path / "gone"
+    commands: list[list[object]] = [
+        ["sass", gone, "--out", out],
+        ["sass", gone, "--out", out, "--trace", trace],
+        ["kernels", "--target", gone, "--draft", gone, "--out", out],
+    ]
+    for command in commands:
+        out.write_text("earlier\n")
+        code, _, err = bench(*command)
+        assert code == 1
+        assert err.startswith(f"python -m bench {command[0]}: error: ")
+        assert "Traceback" not in err
+        assert out.read_text() == "earlier\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("", "holds no records"), ("{}\n", "holds no records"), ('{"record":', ":1 is no JSON")]
+)
+def test_a_table_of_no_records_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text(text)
+    code, _, err = bench("table", file)
+    assert (code, err.count("\n")) == (1, 1)
+    assert reason in err

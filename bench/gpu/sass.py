@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +59,10 @@ def cuobjdump() -> str:
 def extract(library: Path, arch: int, folder: Path) -> list[Path]:
     """Write the library's machine code for an architecture into folder, a file for each source file."""
     command = [cuobjdump(), "--extract-elf", f"sm_{arch}", str(library.resolve())]
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip() or f"cuobjdump ended with {done.returncode}"
+        raise ValueError(f"{library} is no library with CUDA code: {said}")
     return sorted(folder.glob("*.cubin"))
 
 
@@ -89,7 +93,7 @@ def measure(library: Path, arch: int, traces: Sequence[Path]) -> Iterator[Record
     """Yield a record of the library, then one a kernel: products with quantised weights, and all that a trace holds."""
     launched = Counter[str]()
     for path in traces:
-        launched.update(json.loads(path.read_text(encoding="utf-8")))
+        launched.update(read_trace(path))
     names = sorted({*PRODUCTS, *(name for name in launched if name.startswith("_Z"))})
     with tempfile.TemporaryDirectory() as folder:
         cubins = extract(library, arch, Path(folder))
@@ -104,6 +108,14 @@ def measure(library: Path, arch: int, traces: Sequence[Path]) -> Iterator[Record
         if not name.startswith("_Z"):
             base = {"record": "kernel", "name": name, "launches": launched[name]}
             yield {**base, **Code(0, 0, 0, 0)._asdict(), "empty": False}
+
+
+def read_trace(path: Path) -> dict[str, int]:
+    with suppress(ValueError):  # and UnicodeDecodeError, which is one
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and all(type(n) is int for n in found.values()):
+            return found
+    raise ValueError(f"{path} is no trace; give a file that python -m bench kernels --trace wrote")
 
 
 def is_product(name: str) -> bool:
