@@ -64,7 +64,8 @@ def make_plan(target: File, draft: File | None, options: dict[str, int] | None) 
         for file, kind in ((target, "target_weights"), (draft, "draft_weights")):
             if file and file.loaded:
                 row[kind] = 0
-    return Plan(n_ctx, [DeviceMemory.of(row) for row in rows], [_free(row) for row in rows])
+    mapped = size_of(file for file in (target, draft) if file and not file.loaded and file.params.use_mmap)
+    return Plan(n_ctx, [DeviceMemory.of(row) for row in rows], [_free(row, mapped) for row in rows])
 
 
 def _arguments(file: File) -> tuple[bytes, dict[str, Any]]:
@@ -72,18 +73,23 @@ def _arguments(file: File) -> tuple[bytes, dict[str, Any]]:
     return file.path, {**fields, "use_mmap": 0} if file.loaded else fields
 
 
-def _free(row: dict[str, Any]) -> HostMemory:
+def size_of(files: Iterable[File]) -> int:
+    """Add up the sizes of files; 0 for what is none, for which opening has the better words."""
+    size = 0
+    for file in files:
+        with suppress(OSError, ValueError):
+            size += Path(os.fsdecode(file.path)).stat().st_size
+    return size
+
+
+def _free(row: dict[str, Any], mapped: int = 0) -> HostMemory:
     free, total = row["memory_free"], row["memory_total"]
-    return host_memory(free, total) if row["is_host"] else HostMemory(free, total)
+    return host_memory(free, total, mapped=mapped) if row["is_host"] else HostMemory(free, total)
 
 
 def check_files(target: File, draft: File | None, options: dict[str, int] | None) -> None:
     """Raise MemoryError before weights are read that do not fit, alone or with the context that they are opened for."""
-    unread = [file for file in (target, draft) if file and not file.loaded]
-    size = 0
-    for file in unread:
-        with suppress(OSError, ValueError):  # opening has the better words for a path that is none
-            size += Path(os.fsdecode(file.path)).stat().st_size
+    size = size_of(file for file in (target, draft) if file and not file.loaded)
     if size * _SMALL > least_free():
         _refuse(target, draft, options)
 

@@ -17,19 +17,20 @@ class HostMemory(NamedTuple):
     total: int
 
 
-def host_memory(free: int, total: int, root: Path = Path("/")) -> HostMemory:
+def host_memory(free: int, total: int, root: Path = Path("/"), mapped: int = 0) -> HostMemory:
     """Return what the machine, its control groups and the limits of the process leave.
 
     Args:
         free: what the backend says is free; it counts where the system does not tell more.
         total: what the backend says there is.
         root: where /proc and /sys are found.
+        mapped: bytes of files to be mapped: they take no memory, but address space, which the process may be short of.
     """
     meminfo = _table(root / "proc/meminfo", 1024)
     available = min(meminfo.get("MemAvailable:", free), free)
     for limit, used in _groups(root):
         total, available = min(total, limit), min(available, limit - used)
-    return HostMemory(max(0, min(available, _room(root))), total)
+    return HostMemory(max(0, min(available, _room(root) - mapped)), total)
 
 
 def _table(path: Path, unit: int = 1) -> dict[str, int]:

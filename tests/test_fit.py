@@ -106,7 +106,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let the host have a number of bytes free."""
 
     def set_free(available: int, total: int = 64 * GIB) -> None:
-        monkeypatch.setattr(_fit, "host_memory", lambda *_: HostMemory(available, total))
+        monkeypatch.setattr(_fit, "host_memory", lambda *_, **__: HostMemory(available, total))
 
     return set_free
 

@@ -87,3 +87,16 @@ def test_the_limit_of_the_process() -> None:
         print(0 < host_memory(1 << 40, 1 << 40).available < 4 << 30)
     """
     assert child.output(code).split() == ["True"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs rlimits")
+def test_files_that_are_to_be_mapped_take_of_that_limit_and_of_nothing_else(tmp_path: Path) -> None:
+    code = """
+        import resource
+        from pyllama_dflash._host import host_memory
+        print(host_memory(1 << 30, 1 << 30, mapped=1 << 40).available == host_memory(1 << 30, 1 << 30).available)
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+        left, beside = host_memory(1 << 40, 1 << 40), host_memory(1 << 40, 1 << 40, mapped=1 << 30)
+        print(abs(left.available - beside.available - (1 << 30)) < 1 << 24)
+    """
+    assert child.output(code).split() == ["True", "True"]
