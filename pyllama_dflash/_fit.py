@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _ffi
 from ._host import HostMemory, host_memory
 from ._load import load_fields
-from .errors import DFlashError
+from .errors import DFlashError, IncompatibleModelsError
 from .memory import KINDS, DeviceMemory
 from .params import LoadParams, Params
 
@@ -126,7 +126,7 @@ def least_free() -> int:
 
 
 def _refuse(target: File, draft: File | None, options: dict[str, int] | None) -> None:
-    with suppress(DFlashError, ValueError):  # opening has the better words for what is wrong with a file or an option
+    try:
         plan = make_plan(target, draft, options)
         at = shortage(plan)
         if at is None:
@@ -134,7 +134,11 @@ def _refuse(target: File, draft: File | None, options: dict[str, int] | None) ->
         half = None
         if options is not None and plan.n_ctx >= 2:
             half = make_plan(target, draft, {**options, "n_ctx": plan.n_ctx // 2})
-        raise MemoryError(message(plan, at, half, wide=options is not None and options["type_k"] in _WIDE))
+    except IncompatibleModelsError:
+        raise  # before all of a large draft is read as a target
+    except (DFlashError, ValueError):
+        return  # opening has the better words for what is wrong with a file or an option
+    raise MemoryError(message(plan, at, half, wide=options is not None and options["type_k"] in _WIDE))
 
 
 def need(row: DeviceMemory) -> int:

@@ -172,6 +172,16 @@ def test_a_file_that_is_gone_is_no_reason_to_refuse_an_open_model(files: Files, 
             assert spec.run("the", max_tokens=2, ignore_eos=True).tokens
 
 
+@cpu_only
+def test_a_large_draft_in_the_place_of_a_target_is_not_read(
+    pair: tuple[Path, Path], free: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyllama_dflash._ffi.model_open", lambda *_: pytest.fail("its weights are read"))
+    free(1)
+    with pytest.raises(pd.IncompatibleModelsError, match="cannot run alone"):
+        pd.Speculator(pair[1], n_ctx=256)
+
+
 @pytest.mark.parametrize("n_ctx", [10**8, 2 * 10**8, 10**9])
 def test_absurd_contexts_do_not_end_the_process(pair: tuple[Path, Path], n_ctx: int) -> None:
     code = """
