@@ -120,6 +120,12 @@ def test_a_compiler_that_fails_is_named_with_what_it_said(tmp_path: Path, compla
     assert str(nvcc) in str(caught.value)
 
 
+def test_a_toolkit_that_would_serve_and_fails_is_what_the_advice_is_about(tmp_path: Path) -> None:
+    new, old = toolkit(tmp_path / "new", "13.0"), toolkit(tmp_path / "old", "12.4", "disk full")
+    with pytest.raises(cuda.CudaError, match="disk full\nnext: name a working compiler"):
+        cuda.choose("61", environ=on_path(new, old))
+
+
 def test_without_any_the_places_are_named() -> None:
     with pytest.raises(cuda.CudaError, match=r"there is no nvcc\nnext: install a CUDA toolkit from 11.8 to 12.9"):
         cuda.choose("61", environ=ENVIRON)

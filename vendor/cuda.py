@@ -216,7 +216,7 @@ def _advice(reasons: Sequence[str]) -> str:
         return "install a g++ that this toolkit takes (g++-11 for CUDA 11.8), and configure again"
     if "cublas_v2.h" in said:
         return "install the headers of this toolkit's cuBLAS (a package named like libcublas-dev), and configure again"
-    if "CUDA 13 dropped" in said or not reasons:
+    if ("CUDA 13 dropped" in said and "does not compile" not in said) or not reasons:
         return (
             "install a CUDA toolkit from 11.8 to 12.9 for Pascal (Debian, Ubuntu: nvidia-cuda-toolkit and g++-11); "
             "it is found on PATH, under /usr/local/cuda-*, or where CUDACXX=/path/to/bin/nvcc says"
