@@ -108,7 +108,9 @@ def main() -> int:
         return run(args)
     except KeyboardInterrupt:
         return 130
-    except (OSError, ValueError, MemoryError, subprocess.CalledProcessError) as error:
+    except OSError as error:
+        reason = f"{error}" if error.filename else f"{args.out}: {error}"  # the disk is full
+    except (ValueError, MemoryError, subprocess.CalledProcessError) as error:
         reason = f"{error}"
     except Exception as error:
         if type(error).__module__ not in ("pyllama_dflash.errors", "cuda"):  # loaded later, if at all
