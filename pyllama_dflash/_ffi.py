@@ -176,8 +176,9 @@ class ModelHandle(Handle):
 def model_open(path: bytes, params: dict[str, Any]) -> ModelHandle:
     """Open a model file; params has the fields of pld_model_params."""
     out = _ffi.new("pld_model **")
+    model = ModelHandle(out, _lib.pld_model_free)
     check(_lib.pld_model_open(path, _ffi.new("pld_model_params *", params), out))
-    return ModelHandle(out[0], _lib.pld_model_free)
+    return model
 
 
 def model_info(model: ModelHandle) -> dict[str, Any]:
@@ -271,10 +272,13 @@ class EngineHandle(Handle):
 
     __slots__ = ("candidates", "chosen", "info", "margins", "options", "scores", "t_us", "tokens", "verdict")
 
-    def __init__(self, pointer: Any) -> None:
-        super().__init__(pointer, _lib.pld_engine_free)
+    def __init__(self, target: ModelHandle, draft: ModelHandle | None, params: dict[str, int]) -> None:
+        out = _ffi.new("pld_engine **")
+        super().__init__(out, _lib.pld_engine_free)
+        other, values = _ffi.NULL if draft is None else draft.pointer, _ffi.new("pld_engine_params *", params)
+        check(_lib.pld_engine_open(target.pointer, other, values, out))
         info = _ffi.new("pld_engine_info *")
-        check(_lib.pld_engine_get_info(pointer, info))
+        check(_lib.pld_engine_get_info(self.pointer, info))
         self.info = _fields(info[0])
         width = self.info["n_max"] + 1
         n_candidates = max(1, self.info["n_candidates"])
@@ -290,9 +294,7 @@ class EngineHandle(Handle):
 
 def engine_open(target: ModelHandle, draft: ModelHandle | None, params: dict[str, int]) -> EngineHandle:
     """Open an engine; params has the fields of pld_engine_params."""
-    values, out = _ffi.new("pld_engine_params *", params), _ffi.new("pld_engine **")
-    check(_lib.pld_engine_open(target.pointer, _ffi.NULL if draft is None else draft.pointer, values, out))
-    return EngineHandle(out[0])
+    return EngineHandle(target, draft, params)
 
 
 def engine_state(engine: EngineHandle) -> EngineState:

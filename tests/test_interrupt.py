@@ -195,3 +195,36 @@ def test_interrupt_while_another_thread_works(paths: tuple[Path, Path]) -> None:
         print(closed)
     """
     assert child.output(code, *paths) == "interrupted\n[True]\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts mappings and threads")
+@pytest.mark.parametrize("opener", ["model_open", "__init__"])
+def test_an_interrupt_as_soon_as_something_is_open_frees_it(paths: tuple[Path, Path], opener: str) -> None:
+    code = """
+        import gc, os, sys
+        import pyllama_dflash as pd
+        from pyllama_dflash import _ffi
+        check = _ffi.check
+
+        def pressed(result):
+            if sys._getframe(1).f_code.co_name == sys.argv[3]:
+                raise KeyboardInterrupt
+            return check(result)
+
+        def left():
+            mapped = sum(sys.argv[1] in line or sys.argv[2] in line for line in open("/proc/self/maps"))
+            return mapped, len(os.listdir("/proc/self/task"))
+
+        with pd.Speculator(*sys.argv[1:3], n_ctx=256, n_threads=2) as spec:
+            spec.run("the", max_tokens=2)
+        before = left()
+        _ffi.check = pressed
+        for _ in range(3):
+            try:
+                pd.Speculator(*sys.argv[1:3], n_ctx=256, n_threads=2)
+            except KeyboardInterrupt:
+                pass
+        gc.collect()
+        print(left() == before, before, left())
+    """
+    assert child.output(code, *paths, opener).startswith("True")
