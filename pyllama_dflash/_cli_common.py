@@ -13,6 +13,9 @@ from ._start import PROGRAM
 
 __all__ = ["PROGRAM", "prepare_output", "print_json", "print_table", "say", "show_logs", "utf8"]
 
+# llama.cpp's warnings that an option is in vain.
+_OF_EFFECT = ("warning: failed to mlock", "Try increasing RLIMIT_MEMLOCK")
+
 
 def utf8(argument: str) -> str:
     """Read an argument as UTF-8, whatever the locale: where that is ASCII, Python hands its bytes on as surrogates."""
@@ -34,8 +37,8 @@ def show_logs(verbosity: int) -> None:
     """Send log lines to stderr.
 
     Args:
-        verbosity: 0: warnings about options; 1: what this package says, and llama.cpp's warnings; 2: what llama.cpp
-            says, too; 3: debugging lines.
+        verbosity: 0: warnings about options, use_mlock's by llama.cpp among them; 1: what this package says, and
+            llama.cpp's warnings; 2: what llama.cpp says, too; 3: debugging lines.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"{PROGRAM}: %(levelname)s: %(message)s"))
@@ -48,6 +51,10 @@ def show_logs(verbosity: int) -> None:
     for name, level in (("model", logging.WARNING), ("models", logging.INFO)):
         package.getChild(name).addHandler(handler)
         package.getChild(name).setLevel(level)
+    chosen = logging.StreamHandler()
+    chosen.setFormatter(handler.formatter)
+    chosen.addFilter(lambda record: record.getMessage().startswith(_OF_EFFECT))
+    package.getChild("llama_cpp").addHandler(chosen)
 
 
 def say(text: str) -> None:

@@ -43,6 +43,8 @@ def drain() -> None:
         if line is None:
             break
         level, ours, text = line
+        if not text.strip(" ."):  # a row of dots goes on after a warning, and at its level
+            continue
         emit(_PYTHON_LEVELS.get(level, logging.INFO), text.rstrip(), logger if ours else llama_cpp)
     dropped = _ffi.log_dropped()
     if dropped > _Seen.dropped:

@@ -135,8 +135,10 @@ class Model:
         self.path = os.fsdecode(raw)
         if b"\0" in raw:
             raise ValueError(f"path={self.path!r} has a NUL character")
-        if params.n_gpu_layers > 0 and not _ffi.supports_gpu():
-            text = f"n_gpu_layers={params.n_gpu_layers} has no effect: {NO_GPU}"
+        on_cpu = params.devices == ("CPU",)
+        if params.n_gpu_layers > 0 and (on_cpu or not _ffi.supports_gpu()):
+            why = "devices='CPU' takes no GPU" if on_cpu else NO_GPU
+            text = f"n_gpu_layers={params.n_gpu_layers} has no effect: {why}"
             _log.emit(logging.WARNING, text, logger)
         _log.sync_level()
         try:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import child
 import pytest
 from tiny import N_VOCAB, Draft, Files
 
@@ -251,12 +252,32 @@ def test_logs_on_request(pair: Pair) -> None:
 
 
 def test_warning_is_shown(pair: Pair) -> None:
+    done = cli("run", "-m", pair[0], "-p", "the", "-ngl", "3", "-dev", "CPU", *SMALL)
+    assert "WARNING: n_gpu_layers=3 has no effect: devices='CPU' takes no GPU" in done.stderr
     if pd.supports_gpu():
         pytest.skip("there is a GPU")
     done = cli("run", "-m", pair[0], "-p", "the", "-ngl", "3", "--cuda-graphs", "on", *SMALL)
     assert done.returncode == 0
     assert "WARNING: n_gpu_layers=3 has no effect: there is no GPU" in done.stderr
     assert "WARNING: cuda_graphs='on' has no effect: there is no GPU" in done.stderr
+
+
+def test_a_refused_lock_is_shown_without_a_flag_and_rows_of_dots_never() -> None:
+    code = """
+        import logging, sys
+        from pyllama_dflash import _cli_common, _ffi, _log
+        sys.stderr = sys.stdout
+        _cli_common.show_logs(0)
+        lines = ["warning: failed to mlock 5-byte buffer", "......", "Try increasing RLIMIT_MEMLOCK", "other"]
+        waiting = [(3, False, line) for line in lines]
+        _ffi.log_next = lambda: waiting.pop(0) if waiting else None
+        seen = []
+        _log.llama_cpp.addFilter(lambda record: seen.append(record.getMessage()) or True)
+        _log.drain()
+        assert "......" not in seen and "other" in seen
+    """
+    said = child.output(code).splitlines()
+    assert [line.split(": ")[2] for line in said] == ["warning", "Try increasing RLIMIT_MEMLOCK"]
 
 
 def test_a_library_that_does_not_load_is_one_line(tmp_path: Path) -> None:
