@@ -63,8 +63,6 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
         return shape.measure(shape.plan(args))
     if args.command == "sass":
         return sass.measure(args.library, args.arch, args.trace)
-    if args.command == "kernels":  # before the library is loaded, whose graphs are switched off
-        os.environ[kernels.GRAPHS] = "1"
     from pyllama_dflash import demo_pair  # loads the library, which `gpu` has yet to build and `table` does without
 
     from . import rounds

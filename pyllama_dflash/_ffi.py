@@ -116,9 +116,9 @@ def supports_gpu() -> bool:
     return bool(check(_lib.pld_supports_gpu()))
 
 
-def n_devices() -> int:
-    """Count the devices that the backends found."""
-    return check(_lib.pld_n_devices())
+def devices() -> list[dict[str, Any]]:
+    """Describe all devices that the backends found."""
+    return [device(index) for index in range(check(_lib.pld_n_devices()))]
 
 
 def device(index: int) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def most_of_context(infos: Iterable[ModelInfo], params: Params, n_ctx: int) -> i
 
 def least_free() -> int:
     """Return what is free on the device that has least."""
-    rows = [_ffi.device(index) for index in range(_ffi.n_devices())]
-    free = [_free({**row, "is_host": not row["is_gpu"]}).available for row in rows if row["memory_total"]]
+    rows = [{**row, "is_host": not row["is_gpu"]} for row in _ffi.devices() if row["memory_total"]]
+    free = [_free(row).available for row in rows]
     return min(free, default=0)
 
 

@@ -37,7 +37,7 @@ def device_indices(option: str, names: Any) -> list[int]:
     """Return the places of devices in the list of all, by their names."""
     if not names:
         return []
-    known = [_ffi.device(index)["name"] for index in range(_ffi.n_devices())]
+    known = [device["name"] for device in _ffi.devices()]
     for name in names:
         if name not in known:
             raise ValueError(f"{option}={name!r} is no device; there are: {', '.join(known)}")

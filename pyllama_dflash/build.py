@@ -46,6 +46,6 @@ def devices() -> list[Device]:
     """List the devices."""
     _log.sync_level()
     _ffi.init()
-    found = [_ffi.device(index) for index in range(_ffi.n_devices())]
+    found = _ffi.devices()
     _log.drain()
     return [Device(**{**fields, "is_gpu": bool(fields["is_gpu"])}) for fields in found]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any, Callable
 from .. import records
 from ..records import Record
 
-GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 PROMPT = "Each kernel that a pass launches costs the processor and the card some microseconds. " * 40
 
 
@@ -54,7 +52,6 @@ def measure(target: Path, draft: Path, n_max: int, options: dict[str, Any]) -> I
         n_max: widest draft that is verified, beside narrower ones.
         options: of Speculator.
     """
-    os.environ[GRAPHS] = "1"  # before the library looks
     from pyllama_dflash import Speculator, cuda
 
     def traced(what: str, width: int, call: Callable[[], object], before: Callable[[], object] = int) -> Record:
@@ -66,6 +63,7 @@ def measure(target: Path, draft: Path, n_max: int, options: dict[str, Any]) -> I
             call()
         return {"record": "pass", "what": what, "width": width, "n_launches": sum(kernels.values()), "kernels": kernels}
 
+    options = {**options, "cuda_graphs": "off"}
     with Speculator(target, draft, **options) as spec:
         n_block = spec.n_max
         tokens = spec.target.tokenize(PROMPT)[:600]

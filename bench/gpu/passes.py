@@ -19,6 +19,7 @@ from pyllama_dflash import Model, Speculator
 from .. import records, rounds, startup, widths
 from ..records import Record, Sizes
 from . import files, given
+from .matrix import NO_GRAPHS
 from .shape import Plan
 
 WIDEST = 16
@@ -29,7 +30,7 @@ def measure(plan: Plan) -> Iterator[Record]:
     """Yield the provenance, the pair's sizes, a check of its outputs, then the records of all passes."""
     options = {field.name: getattr(plan, field.name) for field in dataclasses.fields(Plan)}
     options |= {"shape": dataclasses.asdict(plan.shape), "sizes": vars(plan.sizes), "models": str(plan.models)}
-    options |= {"graphs": "GGML_CUDA_DISABLE_GRAPHS" not in os.environ, "upstream": str(plan.upstream or "")}
+    options |= {"graphs": NO_GRAPHS not in os.environ, "upstream": str(plan.upstream or "")}
     yield records.provenance({"upstream": plan.upstream}, **options)
     pair = files.write(plan.shape, plan.models, plan.seed)
     yield files.sizes(plan.shape, pair)

@@ -7,6 +7,7 @@ cuobjdump of the toolkit that vendor/cuda.py finds takes the library apart. A tr
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import subprocess
@@ -48,6 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     run.add_argument("--out", type=Path, default=Path("build/bench/sass.jsonl"))
 
 
+@functools.cache  # to find it, each toolkit compiles a probe
 def cuobjdump() -> str:
     sys.path.insert(0, str(ROOT / "vendor"))
     import cuda

@@ -36,6 +36,12 @@ void Footprint::add(const llama_memory_breakdown & breakdown, bool draft) {
     }
 }
 
+void Footprint::add(const std::map<ggml_backend_buffer_type_t, size_t> & weights, Kind kind) {
+    for (const auto & [buft, bytes] : weights) {
+        add(buft, kind, bytes);
+    }
+}
+
 std::vector<pld_device_memory> Footprint::rows() const {
     const auto is_cpu = [](ggml_backend_dev_t dev) { return ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU; };
     auto       sorted = rows_;

@@ -6,6 +6,7 @@
 #include "ggml-cpp.h"
 #include "llama-ext.h"
 
+#include <map>
 #include <vector>
 
 namespace pld {
@@ -16,6 +17,8 @@ public:
 
     void add(ggml_backend_buffer_type_t buft, Kind kind, size_t bytes);
     void add(const llama_memory_breakdown & breakdown, bool draft);
+    // A model's weights: its memory_breakdown().
+    void add(const std::map<ggml_backend_buffer_type_t, size_t> & weights, Kind kind);
 
     // A row for each device, the CPU last, with what is free there as the backend sees it.
     std::vector<pld_device_memory> rows() const;

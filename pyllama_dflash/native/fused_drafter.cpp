@@ -84,9 +84,7 @@ size_t FusedDrafter::copy_size() const {
 
 void FusedDrafter::footprint(Footprint & out) const {
     auto * buft = ggml_backend_get_default_buffer_type(backend_.get());
-    for (const auto & [weights, bytes] : model_->llama()->memory_breakdown()) {
-        out.add(weights, &pld_device_memory::draft_weights, bytes);
-    }
+    out.add(model_->llama()->memory_breakdown(), &pld_device_memory::draft_weights);
     out.add(buft, &pld_device_memory::draft_weights, draft_.n_copied());
     out.add(buft, &pld_device_memory::draft_kv, cache_.n_bytes());
     out.add(buft, &pld_device_memory::draft_compute, graphs_.n_bytes() + inputs_.n_bytes());

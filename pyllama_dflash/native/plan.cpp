@@ -22,12 +22,6 @@ constexpr int64_t pld_device_memory::*GROWING[] = {
     &pld_device_memory::draft_compute,
 };
 
-void add_weights(Footprint & out, const Model & model, Footprint::Kind kind) {
-    for (const auto & [buft, bytes] : model.llama()->memory_breakdown()) {
-        out.add(buft, kind, bytes);
-    }
-}
-
 // A GPU turns a quantised cache into F16 a layer at a time, in memory that no graph accounts for.
 void add_dequantised(std::vector<pld_device_memory> & rows, const Model & target, const pld_engine_params & params) {
     const auto & h     = target.llama()->hparams;
@@ -92,9 +86,9 @@ Plan plan(const PlanFile & target_file, const PlanFile * draft_file, const pld_e
         }
     } else {
         Footprint weights;
-        add_weights(weights, target, &pld_device_memory::target_weights);
+        weights.add(target.llama()->memory_breakdown(), &pld_device_memory::target_weights);
         if (draft) {
-            add_weights(weights, *draft, &pld_device_memory::draft_weights);
+            weights.add(draft->llama()->memory_breakdown(), &pld_device_memory::draft_weights);
         }
         out.rows = weights.rows();
     }
