@@ -20,13 +20,15 @@ from .errors import (
     ModelLoadError,
     OrderError,
 )
-from .memory import DeviceMemory, Graph, Memory
+from .inspection import Inspection, inspect
+from .memory import DeviceMemory, Graph, Memory, MemoryPlan
 from .model import Model, ModelInfo
 from .models import demo_pair
 from .params import GenerateParams, Params
 from .result import Chunk, Draft, Result, State, Stats, Verdict
 from .speculator import Speculator
 from .stream import Stream
+from .tensors import TensorGroup
 
 __version__ = build_info().get("version", "unknown")
 
@@ -43,7 +45,9 @@ __all__ = [
     "GenerateParams",
     "Graph",
     "IncompatibleModelsError",
+    "Inspection",
     "Memory",
+    "MemoryPlan",
     "Model",
     "ModelInfo",
     "ModelLoadError",
@@ -54,9 +58,11 @@ __all__ = [
     "State",
     "Stats",
     "Stream",
+    "TensorGroup",
     "Verdict",
     "build_info",
     "demo_pair",
     "devices",
+    "inspect",
     "supports_gpu",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import cffi
 import numpy as np
@@ -18,9 +18,11 @@ from . import errors
 from ._abi import check_library
 from ._files import PACKAGE, find_library
 from ._handle import Handle
-
-Ints = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
+from ._returned import Drafted as Drafted  # as: other modules take these from here
+from ._returned import EngineState as EngineState
+from ._returned import Floats as Floats
+from ._returned import Ints as Ints
+from ._returned import Verified as Verified
 
 
 def _load() -> tuple[Any, Any]:
@@ -55,7 +57,13 @@ KINDS = {
     _lib.PLD_KIND_OTHER: "other",
 }
 MAX_DEVICES: int = _lib.PLD_MAX_DEVICES
-_MAX_ROWS = 64  # there are two more kinds of memory than devices at most, and 32 graphs
+ASPECTS = {
+    "kind": _lib.PLD_ASPECT_KIND,
+    "width": _lib.PLD_ASPECT_WIDTH,
+    "layers": _lib.PLD_ASPECT_LAYERS,
+    "tokenizer": _lib.PLD_ASPECT_TOKENIZER,
+    "mask": _lib.PLD_ASPECT_MASK,
+}
 
 
 def check(result: int) -> int:
@@ -79,9 +87,10 @@ def _text(call: Callable[[Any, int], int], cap: int = 256) -> bytes:
         cap = n
 
 
-def _rows(kind: str, call: Callable[[Any, int], int]) -> list[dict[str, Any]]:
-    out = _ffi.new(f"{kind}[]", _MAX_ROWS)
-    return [_fields(out[i]) for i in range(check(call(out, _MAX_ROWS)))]
+def _rows(kind: str, call: Callable[[Any, int], int], cap: int = 64) -> list[dict[str, Any]]:
+    out = _ffi.new(f"{kind}[]", cap)  # all devices or graphs; files have more tensors
+    n = check(call(out, cap))
+    return [_fields(out[i]) for i in range(n)] if n <= cap else _rows(kind, call, n)
 
 
 def _fields(struct: Any) -> dict[str, Any]:
@@ -203,14 +212,25 @@ def model_meta(model: ModelHandle, key: str) -> str:
     return _text(partial(_lib.pld_model_meta, pointer, name)).decode("utf-8", "replace")
 
 
-def model_tensor_types(model: ModelHandle) -> str:
-    """Return the tensor types and their counts as text."""
-    return _text(partial(_lib.pld_model_tensor_types, model.pointer)).decode("utf-8", "replace")
+def model_token(model: ModelHandle, token: int) -> str:
+    """Return a token's text as the file stores it."""
+    return _text(partial(_lib.pld_model_token, model.pointer, token)).decode("utf-8", "replace")
+
+
+def model_tensors(model: ModelHandle) -> list[dict[str, Any]]:
+    """Return the fields of each pld_tensor_info."""
+    return _rows("pld_tensor_info", partial(_lib.pld_model_tensors, model.pointer))
 
 
 def model_check_pair(target: ModelHandle, draft: ModelHandle) -> None:
     """Raise IncompatibleModelsError unless the draft belongs to the target."""
     check(_lib.pld_model_check_pair(target.pointer, draft.pointer))
+
+
+def model_mismatch(target: ModelHandle, draft: ModelHandle, aspect: str) -> str:
+    """Return a sentence on one of ASPECTS in which the two do not agree, empty if they do."""
+    call = partial(_lib.pld_model_mismatch, target.pointer, draft.pointer, ASPECTS[aspect])
+    return _text(call).decode("utf-8", "replace")
 
 
 def model_tokenize(model: ModelHandle, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
@@ -236,35 +256,6 @@ def model_is_eog(model: ModelHandle, token: int) -> bool:
 
 
 # engines --------------------------------------------------------------------------------------------------------------
-
-
-class EngineState(NamedTuple):
-    """The fields of pld_engine_state."""
-
-    n_past: int
-    n_pending: int
-    anchor: int
-    n_past_draft: int
-    n_injected: int
-    n_prefilled: int
-
-
-class Drafted(NamedTuple):
-    """What one draft call returned: tokens, the details that were asked for, microseconds."""
-
-    tokens: list[int]
-    details: tuple[Floats, Ints, Floats] | None  # margins [n], candidates [n, k], scores [n, k]
-    t_us: int
-
-
-class Verified(NamedTuple):
-    """What one verify call returned, for n tokens."""
-
-    n_accepted: int
-    bonus: int
-    chosen: list[int]  # n + 1
-    margins: Floats | None  # n + 1
-    t_us: int
 
 
 class EngineHandle(Handle):

@@ -127,18 +127,24 @@ def least_free() -> int:
 
 def _refuse(target: File, draft: File | None, options: dict[str, int] | None) -> None:
     try:
-        plan = make_plan(target, draft, options)
-        at = shortage(plan)
-        if at is None:
-            return
-        half = None
-        if options is not None and plan.n_ctx >= 2:
-            half = make_plan(target, draft, {**options, "n_ctx": plan.n_ctx // 2})
+        text = lack(make_plan(target, draft, options), target, draft, options)
     except IncompatibleModelsError:
         raise  # before all of a large draft is read as a target
     except (DFlashError, ValueError):
         return  # opening has the better words for what is wrong with a file or an option
-    raise MemoryError(message(plan, at, half, wide=options is not None and options["type_k"] in _WIDE))
+    if text is not None:
+        raise MemoryError(text)
+
+
+def lack(plan: Plan, target: File, draft: File | None, options: dict[str, int] | None) -> str | None:
+    """Say in a sentence with the fix what of a plan does not fit; None if all of it does. Arguments: as make_plan()."""
+    at = shortage(plan)
+    if at is None:
+        return None
+    half = None
+    if options is not None and plan.n_ctx >= 2:
+        half = make_plan(target, draft, {**options, "n_ctx": plan.n_ctx // 2})
+    return message(plan, at, half, wide=options is not None and options["type_k"] in _WIDE)
 
 
 def need(row: DeviceMemory) -> int:

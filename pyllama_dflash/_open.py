@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -61,6 +61,7 @@ def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: 
         _ffi.init()
         if params.cuda_graphs == "on" and not _ffi.supports_gpu():
             _log.emit(logging.WARNING, f"cuda_graphs='on' has no effect: {NO_GPU}", of_options)
+        _check_headers(target, draft)
         files = _file(target, load_of_target(params)), _file(draft, load_of_draft(params, None))
         if files[0]:
             _fit.check_files(files[0], files[1], engine_params)
@@ -79,6 +80,18 @@ def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: 
     finally:
         _log.drain()
     return Opened(target_model, draft_model, tuple(owned), engine)
+
+
+def _check_headers(target: Model | PathLike, draft: Model | PathLike | None) -> None:
+    """Refuse a pair that does not belong together before weights are read, which may take minutes."""
+    sources = [source for source in (target, draft) if source is not None]
+    if len(sources) < 2 or any(isinstance(source, Model) and (source.closed or source.is_header) for source in sources):
+        return
+    with ExitStack() as stack:
+        headers = [
+            source if isinstance(source, Model) else stack.enter_context(Model.header(source)) for source in sources
+        ]
+        headers[0].check_pair(headers[1])
 
 
 def load_of_target(params: Params) -> LoadParams:

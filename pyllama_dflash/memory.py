@@ -95,6 +95,41 @@ class Memory:
         return {**asdict(self), "total": asdict(self.total)}
 
 
+@dataclass(frozen=True, **SLOTS)
+class MemoryPlan:
+    """What opening would take, found by a dry run: no weight is read, nothing is allocated.
+
+    Args:
+        n_ctx: context in tokens, the default filled in; None: of the weights alone.
+        devices: bytes by device, the CPU last.
+        free: bytes that are free on each of these devices; 0 where unknown.
+        in_all: bytes that each has; 0 where unknown.
+        shortage: what does not fit, in a sentence with the fix; None if all of it fits.
+    """
+
+    n_ctx: int | None
+    devices: tuple[DeviceMemory, ...]
+    free: tuple[int, ...]
+    in_all: tuple[int, ...]
+    shortage: str | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether what is free suffices."""
+        return self.shortage is None
+
+    @property
+    def total(self) -> DeviceMemory:
+        """The sum over all devices."""
+        return total_of(self.devices)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures in types that JSON has."""
+        rows = zip(self.devices, self.free, self.in_all)
+        devices = [{**asdict(row), "free": free, "in_all": in_all} for row, free, in_all in rows]
+        return {"n_ctx": self.n_ctx, "devices": devices, "shortage": self.shortage}
+
+
 def total_of(devices: Iterable[DeviceMemory]) -> DeviceMemory:
     """Add devices up."""
     rows = tuple(devices)

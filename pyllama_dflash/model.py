@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -172,7 +173,8 @@ class Model:
     @property
     def tensor_types(self) -> str:
         """The types of the tensors and how many there are of each, as "F32 61, Q4_0 28"."""
-        return self._call(_ffi.model_tensor_types)
+        count = Counter(str(tensor["type"]).upper() for tensor in self._call(_ffi.model_tensors))
+        return ", ".join(f"{name} {n}" for name, n in sorted(count.items()))
 
     def meta(self, key: str) -> str | None:
         """Return a metadata value as text, None if the file does not have the key."""
@@ -192,11 +194,27 @@ class Model:
         """Check that a draft belongs to this target; headers suffice.
 
         Raises:
-            IncompatibleModelsError: it does not; the message says why.
+            IncompatibleModelsError: it does not; the message says why, the first reason of mismatches().
         """
         if not isinstance(draft, Model):
             raise TypeError(f"draft={draft!r} is not a Model")
         call_both(self._gate, draft._gate, lambda: _ffi.model_check_pair(self._handle, draft._handle))
+
+    def mismatches(self, draft: Model) -> tuple[str, ...]:
+        """Return all reasons why a draft does not belong here, a sentence with the fix each; headers suffice."""
+        if not isinstance(draft, Model):
+            raise TypeError(f"draft={draft!r} is not a Model")
+
+        def find() -> tuple[str, ...]:
+            first = _ffi.model_mismatch(self._handle, draft._handle, "kind")
+            swapped = self.info.is_draft and not draft.info.is_draft
+            if first and not swapped:
+                return (first,)  # what is no draft has nothing else to compare
+            target, other = (draft, self) if swapped else (self, draft)
+            found = (_ffi.model_mismatch(target._handle, other._handle, aspect) for aspect in _ffi.ASPECTS)
+            return tuple(dict.fromkeys(filter(None, (first, *found))))
+
+        return call_both(self._gate, draft._gate, find)
 
     def apply_chat_template(self, messages: Messages, /, **variables: Any) -> str:
         """Render messages by the file's chat template, up to the start of the assistant's turn.

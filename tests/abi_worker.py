@@ -24,9 +24,9 @@ INTS, FLOATS = [INT_MIN, -2, -1, 0, 1, INT_MAX], [-1.0, NAN, INF, -INF, 3e38]
 N_CTX, N_MAX = 64, 7
 COUNTS = {"devices": "n_devices", "tensor_split": "n_split"}  # of the entries of an array
 # arguments that say how large a buffer is
-SIZES = {("pld_log_next", 3), ("pld_model_meta_key", 3), ("pld_model_meta", 3), ("pld_model_tensor_types", 2)}
+SIZES = {("pld_log_next", 3), ("pld_model_meta_key", 3), ("pld_model_meta", 3), ("pld_model_token", 3)}
 SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piece", 4), ("pld_engine_graphs", 2)}
-SIZES |= {("pld_engine_devices", 2), ("pld_plan", 7)}
+SIZES |= {("pld_engine_devices", 2), ("pld_plan", 7), ("pld_model_tensors", 2), ("pld_model_mismatch", 4)}
 ENGINE = {"n_ctx": N_CTX, "n_ubatch": 8, "n_threads": 1, "n_max": -1, "flash_attn": -1, "backend_argmax": 0}
 ENGINE |= {"fused_draft": 1}
 KV = {name: lib.pld_kv_type(b"f16") for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")}
@@ -100,8 +100,10 @@ class Stage:
             "pld_model_n_meta": [target],
             "pld_model_meta_key": [target, 0, text, 64],
             "pld_model_meta": [target, b"general.name", text, 64],
-            "pld_model_tensor_types": [target, text, 64],
+            "pld_model_token": [target, 5, text, 64],
+            "pld_model_tensors": [target, new("pld_tensor_info[]", 2), 2],
             "pld_model_check_pair": [target, self.draft],
+            "pld_model_mismatch": [target, self.draft, 0, text, 64],
             "pld_model_tokenize": [target, b"the", 3, 1, 1, ids, 16],
             "pld_model_piece": [target, 5, 1, text, 64],
             "pld_model_is_eog": [target, 5],
@@ -214,6 +216,9 @@ def orders(stage: Stage) -> None:
     call("piece on a header refused", "pld_model_piece", target, 5, 1, new("char[]", 8), 8)
     call("is_eog on a header refused", "pld_model_is_eog", target, 5)
     call("pair of headers", "pld_model_check_pair", target, draft)
+    for label, pair in {"target twice": (target, target), "swapped": (draft, target)}.items():
+        for aspect in range(5):
+            call(f"mismatch {aspect} of {label}", "pld_model_mismatch", *pair, aspect, ffi.NULL, 0)
 
 
 def free_orders(stage: Stage) -> None:

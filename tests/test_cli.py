@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import child
 import pytest
+from shell import COMMAND, cli, fails
 from tiny import N_VOCAB, Draft, Files
 
 import pyllama_dflash as pd
@@ -18,28 +18,6 @@ from pyllama_dflash._cli_options import SWITCHES, VALUES
 
 Pair = tuple[Path, Path]
 SMALL = ("-c", "128", "-t", "1", "-n", "8", "--ignore-eos")
-COMMAND = [sys.executable, "-m", "pyllama_dflash"]
-
-
-def cli(*args: Any, text: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, args)],
-        input=text,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-        **options,
-    )
-
-
-def fails(code: int, *args: Any, **options: Any) -> str:
-    """The one line on stderr of a command that must fail."""
-    done = cli(*args, **options)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("pyllama-dflash: error: ")
-    return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +49,7 @@ def test_no_command() -> None:
 def test_info_of_a_target(pair: Pair) -> None:
     done = cli("info", pair[0])
     assert (done.returncode, done.stderr) == (0, "")
-    rows = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    rows = dict(line.split("  ", 1) for line in done.stdout.partition("\n\n")[0].splitlines())
     assert rows["file"].strip() == str(pair[0])
     assert rows["kind"].strip().startswith("target")
     assert str(N_VOCAB) in rows["vocabulary"]
@@ -92,8 +70,9 @@ def test_info_of_a_pair(pair: Pair, other: Path) -> None:
     bad = cli("info", other, "--target", pair[0], "--json")
     facts = json.loads(bad.stdout)
     assert (bad.returncode, bad.stderr, facts["pairs"]) == (1, "", False)
-    assert "7" in facts["reason"]
-    assert f"pairs with target  no: {facts['reason']}" in cli("info", other, "--target", pair[0]).stdout
+    (reason,) = facts["mismatches"]
+    assert "reads the input of layer 7" in reason
+    assert f"pairs with target   no: {reason}" in cli("info", other, "--target", pair[0]).stdout
 
 
 def test_info_of_what_a_pair_would_take(pair: Pair) -> None:
@@ -115,7 +94,7 @@ def test_info_of_what_a_pair_would_take(pair: Pair) -> None:
 
 def test_info_of_a_draft_alone_knows_its_weights_only(pair: Pair) -> None:
     row = json.loads(cli("info", pair[1], "--json").stdout)["memory"]["devices"][-1]
-    assert row["target_weights"] > 0 == row["target_kv"] == row["target_compute"]
+    assert row["draft_weights"] > 0 == row["target_weights"] == row["draft_kv"] == row["draft_compute"]
     assert "--ctx-size=512 has no effect on a draft alone" in fails(2, "info", pair[1], "-c", "512")
     assert "not both" in fails(2, "info", pair[1], "--target", pair[0], "--draft", pair[1])
     assert "--cache-type-k='f17'" in fails(2, "info", pair[0], "-ctk", "f17")

@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny
 from laws import TINY, checked_run
-from tiny import TOKENS, Draft, File, Files, Target
+from tiny import Draft, Files, Target
+from wrong import OTHER_KINDS, WRONG_DRAFTS, Change, changed
 
 import pyllama_dflash as pd
-
-Change = Callable[[File], None]
-
-
-def changed(keys: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None, arch: str = "") -> Change:
-    """Set keys and tensors, or drop those that are None."""
-
-    def apply(file: File) -> None:
-        file.arch = arch or file.arch
-        for have, want in ((file.keys, keys), (file.tensors, tensors)):
-            for name, value in (want or {}).items():
-                have.pop(name, None)
-                if value is not None:
-                    have[name] = value
-
-    return apply
-
-
-def other_token(index: int) -> Change:
-    tokens = list(TOKENS)
-    tokens[index] = "otherwise"
-    return changed({"tokenizer.ggml.tokens": tokens})
-
-
-def shorter_vocabulary(file: File) -> None:
-    for name in ("tokens", "token_type"):
-        file.keys[f"tokenizer.ggml.{name}"] = file.keys[f"tokenizer.ggml.{name}"][:-1]
-
-
-def map_changed(token: int) -> Change:
-    """The second token of a reduced vocabulary, whose first is 0, is another."""
-
-    def change(file: File) -> None:
-        file.tensors["d2t"][1] = token
-
-    return change
-
-
-def few_tokens(file: File) -> None:
-    for name in ("d2t", "output.weight"):
-        file.tensors[name] = file.tensors[name][:8]
 
 
 @pytest.fixture
@@ -78,6 +39,21 @@ def refused(target: Path, draft: Path | None, kind: type[Exception], message: st
     assert type(of_opening.value) is kind
     if draft is not None:
         assert str(of_headers.value) == str(of_opening.value)
+        if kind is pd.IncompatibleModelsError:
+            found = pd.inspect(draft, target)
+            assert (found.pairs, found.mismatches[0]) == (False, str(of_headers.value))
+            assert found == dataclasses.replace(
+                pd.inspect(draft),
+                shares=found.shares,
+                pairs=False,
+                mismatches=found.mismatches,
+                target=str(target),
+                memory=None,
+                problem=None,
+            )
+        else:
+            with pytest.raises(kind, match=message):
+                pd.inspect(draft, target)
 
 
 def assert_one_sentence(error: Exception) -> None:
@@ -88,99 +64,6 @@ def assert_one_sentence(error: Exception) -> None:
 
 
 # pairs ----------------------------------------------------------------------------------------------------------------
-
-DROPPED_SELECTOR = dict.fromkeys(["selector_hidden.weight", "selector_predecessor.weight", "selector_successor.weight"])
-MARKOV = {"markov_w1.weight": np.zeros((32, 32), np.float32)}
-
-WRONG_DRAFTS: dict[str, tuple[Draft, Change, type[Exception], str]] = {
-    "fewer tokens": (
-        Draft(version=1),
-        shorter_vocabulary,
-        pd.IncompatibleModelsError,
-        r"draft.gguf has 430 tokens and target-\d+.gguf has 431: they use different tokenizers",
-    ),
-    "another token": (
-        Draft(),
-        other_token(300),
-        pd.IncompatibleModelsError,
-        rf"token 300 is 'otherwise' in draft.gguf and '{TOKENS[300]}' in target-\d+.gguf: .* different tokenizers",
-    ),
-    "another last token": (Draft(version=1), other_token(430), pd.IncompatibleModelsError, "token 430 is 'otherwise'"),
-    "a layer that the target lacks": (
-        Draft(),
-        changed({"target_layers": [1, 5]}),
-        pd.IncompatibleModelsError,
-        r"draft.gguf reads the input of layer 5 but target-\d+.gguf has 2 layers \(dflash.target_layers\)",
-    ),
-    "no layers": (
-        Draft(),
-        changed({"target_layers": None}),
-        pd.ModelLoadError,
-        "key dflash.target_layers is missing.*convert the draft again",
-    ),
-    "a layer twice": (
-        Draft(),
-        changed({"target_layers": [1, 1]}),
-        pd.ModelLoadError,
-        "key dflash.target_layers lists a layer twice",
-    ),
-    "no mask token": (
-        Draft(),
-        changed({"tokenizer.ggml.mask_token_id": None}),
-        pd.ModelLoadError,
-        "key tokenizer.ggml.mask_token_id is missing",
-    ),
-    "a mask token that does not exist": (
-        Draft(),
-        changed({"tokenizer.ggml.mask_token_id": 431}),
-        pd.ModelLoadError,
-        "tokenizer.ggml.mask_token_id = 431 is no token: the vocabulary has 431",
-    ),
-    "a block of one": (
-        Draft(),
-        changed({"block_size": 1}),
-        pd.ModelLoadError,
-        "key dflash.block_size = 1 is out of range, 2 to 256",
-    ),
-    "DFlash2 keys and no selector": (
-        Draft(),
-        changed(tensors=DROPPED_SELECTOR),
-        pd.ModelLoadError,
-        "has DFlash2 keys but no tensor selector_hidden.weight: incomplete DFlash2 draft",
-    ),
-    **{
-        f"a reduced vocabulary with {what}": (Draft(reduced=True), map_changed(token), pd.ModelLoadError, message)
-        for what, token, message in (
-            ("a token twice", 0, r"its reduced vocabulary \(d2t\) names token 0 twice; convert"),
-            ("a token too high", 431, r"its reduced vocabulary \(d2t\) names token 431; there are 431; convert"),
-            ("a negative token", -1, r"its reduced vocabulary \(d2t\) names token -1; there are 431; convert"),
-        )
-    },
-    "a reduced vocabulary of fewer tokens than candidates": (
-        Draft(reduced=True),
-        few_tokens,
-        pd.ModelLoadError,
-        r"dflash.selector_top_k = \d+ is too many for embedding_length \d+ and 8 tokens",
-    ),
-    **{
-        f"a selector and no {key}": (
-            Draft(),
-            changed({key: None}),
-            pd.ModelLoadError,
-            f"key dflash.{key} is missing; a DFlash2 draft needs it",
-        )
-        for key in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-    },
-}
-
-OTHER_KINDS = {
-    "the architecture of an old converter": (
-        changed(arch="dflash-draft"),
-        "was made by a converter from before DFlash was merged .*; convert the draft again",
-    ),
-    "DSpark": (changed(tensors=MARKOV), "is a DSpark draft; only DFlash and DFlash2 drafts are run here"),
-    "EAGLE-3": (changed(arch="eagle3"), "is a draft of kind 'eagle3'; only DFlash and DFlash2 drafts are run here"),
-}
 
 
 @pytest.mark.parametrize("fault", WRONG_DRAFTS)
@@ -204,9 +87,8 @@ def test_a_draft_of_another_kind_is_known_by_its_header_and_not_loaded(files: Fi
     header = pd.Model.header(draft)
     assert header.info.kind == "other"
     assert header.info.is_draft
-    with pytest.raises(pd.IncompatibleModelsError, match=f"draft.gguf {message}"):
-        pd.Model.header(target).check_pair(header)
-    for opening in (lambda: pd.Model(draft), lambda: pd.Speculator(target, draft), lambda: pd.Speculator(draft)):
+    refused(target, draft, pd.IncompatibleModelsError, f"draft.gguf {message}")
+    for opening in (lambda: pd.Model(draft), lambda: pd.Speculator(draft)):
         with pytest.raises(pd.ModelLoadError, match=f"draft.gguf: {message}") as caught:
             opening()
         assert_one_sentence(caught.value)
@@ -259,12 +141,14 @@ def test_models_by_header_only_are_not_run(files: Files) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("missing", "no such file"),
+        ("missing", "no such file; give the path of a .gguf file"),
+        ("link to itself", r"cannot be read \(Too many levels of symbolic links\); give the path of a .gguf file"),
         ("directory", "is a directory; give the path of a .gguf file"),
-        ("empty", "not a readable GGUF file"),
-        ("text", "not a readable GGUF file"),
-        ("truncated header", "not a readable GGUF file"),
-        ("truncated data", "tensor .* ends at byte .* truncated or damaged"),
+        ("pipe", "is no regular file; give the path of a .gguf file"),
+        ("empty", "not a readable GGUF file.*; download or convert the file again"),
+        ("text", "not a readable GGUF file.*; download or convert the file again"),
+        ("truncated header", "not a readable GGUF file.*; download or convert the file again"),
+        ("truncated data", "tensor .* ends at byte .* truncated or damaged; download or convert the file again"),
     ],
 )
 def test_a_file_that_is_no_model(files: Files, tmp_path: Path, role: str, fault: str, message: str) -> None:
@@ -272,11 +156,22 @@ def test_a_file_that_is_no_model(files: Files, tmp_path: Path, role: str, fault:
     path, good = tmp_path / "file.gguf", (target if role == "target" else draft).read_bytes()
     if fault == "directory":
         path.mkdir()
+    elif fault == "link to itself":
+        path.symlink_to(path)
+    elif fault == "pipe":
+        os.mkfifo(path)
     elif fault != "missing":
         contents = {"empty": b"", "text": b"GGUF is a format\n" * 50, "truncated header": good[:5000]}
         path.write_bytes(contents.get(fault, good[:-1000]))
     pair = (path, draft) if role == "target" else (target, path)
-    for opening in (lambda: pd.Model.header(path), lambda: pd.Model(path), lambda: pd.Speculator(*pair, **TINY)):
+    for opening in (
+        lambda: pd.Model.header(path),
+        lambda: pd.Model(path),
+        lambda: pd.Speculator(*pair, **TINY),
+        lambda: pd.inspect(path),
+        lambda: pd.inspect(pair[1], pair[0]),
+        lambda: pd.inspect(pair[0], draft=pair[1]),
+    ):
         with pytest.raises(pd.ModelLoadError, match=message) as caught:
             opening()
         assert str(path) in str(caught.value)

@@ -2,6 +2,7 @@
 
 #include "error.h"
 #include "ggml-cpu.h"
+#include "llama-context.h"
 #include "log.h"
 
 #include <algorithm>
@@ -50,6 +51,10 @@ Context::~Context() {
     if (ctx_) {
         llama_free(ctx_);
     }
+}
+
+bool Context::shows_layer(int32_t id) const {
+    return ctx_->get_gf_res_reserve()->get_layer_inp(id) != nullptr;
 }
 
 void Context::attach(const ThreadPool & pool, int32_t n_threads) {

@@ -35,6 +35,9 @@ public:
     llama_context * get() const { return ctx_; }
     llama_memory_t  memory() const { return llama_get_memory(ctx_); }
 
+    // Whether a draft can read the input of that layer, by the graph that was built for this context.
+    bool shows_layer(int32_t id) const;
+
     void attach(const ThreadPool & pool, int32_t n_threads);
     // Give up the handle without freeing it: its state is unknown after an assertion failed half way through a decode.
     void leak() noexcept { ctx_ = nullptr; }

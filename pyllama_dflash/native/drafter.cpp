@@ -1,5 +1,6 @@
 #include "drafter.h"
 
+#include "error.h"
 #include "fused_drafter.h"
 #include "llama_drafter.h"
 #include "log.h"
@@ -12,6 +13,21 @@ void Drafter::warn_invalid() {
     if (!warned_) {
         warned_ = true;
         log::write(log::WARN, "the draft gave a score that is not a number or a token that does not exist; drafts are cut there");
+    }
+}
+
+void require_rollback(const Model & target, int32_t n_max) {
+    const auto * model     = target.llama();
+    const bool   recurrent = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+    require(n_max == 0 || !recurrent, PLD_E_PAIR,
+            target.header().name() + " keeps a recurrent state that can't be rolled back yet; run it without a draft");
+}
+
+void require_layers(const Model & target, const Model & draft, const Context & ctx) {
+    for (const auto id : draft.facts().target_layers) {
+        require(ctx.shows_layer(id), PLD_E_PAIR,
+                target.header().name() + ": models of kind '" + target.header().arch() +
+                    "' do not show a draft the inputs of their layers yet; run it without a draft");
     }
 }
 

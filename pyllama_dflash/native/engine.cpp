@@ -15,10 +15,6 @@ namespace pld {
 
 namespace {
 
-bool has_recurrent_state(const llama_model * model) {
-    return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
-}
-
 // Whether some layer is computed elsewhere than on the CPU.
 bool on_gpu(const llama_model & model) {
     bool found = ggml_backend_dev_type(model.dev_output()) != GGML_BACKEND_DEVICE_TYPE_CPU;
@@ -36,8 +32,7 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
       params_(resolve(target_->header(), draft_ ? &draft_->header() : nullptr, params)),
       n_vocab_(target_->n_vocab()),
       threads_(params_.n_threads) {
-    require(params_.n_max == 0 || !has_recurrent_state(target_->llama()), PLD_E_PAIR,
-            target_->header().name() + " keeps a recurrent state that can't be rolled back yet; run it without a draft");
+    require_rollback(*target_, params_.n_max);
     open();
     trial();
     ctx_->attach(threads_, params_.n_threads);
@@ -56,6 +51,7 @@ void Engine::open() {
     set_cuda_graphs(ctx_->get(), params_.cuda_graphs);
     llama_set_argmax(ctx_->get(), params_.backend_argmax);
     if (draft_) {
+        require_layers(*target_, *draft_, *ctx_);
         drafter_ = make_drafter(draft_, *ctx_, params_);
     }
 }
@@ -77,10 +73,6 @@ void Engine::trial() {
         n_trial_rows_ = drafter_ ? drafter_->n_injected() : 0;
     } catch (const Error & e) {
         abandon();
-        const bool taps = draft_ && std::strstr(e.what(), "layer input") != nullptr;
-        const auto arch = target_->header().arch();
-        require(!taps, PLD_E_PAIR,
-                target_->header().name() + ": models of kind '" + arch + "' do not show a draft the inputs of their layers yet");
         throw Error(opening.out_of_memory() ? PLD_E_MEMORY : PLD_E_LOAD,
                     std::string("the ") + step + " fails at its first token: " + e.what());
     }

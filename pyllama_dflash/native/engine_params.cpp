@@ -58,22 +58,22 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
     }
     const auto trained = static_cast<int32_t>(target.integer(target.key("context_length")).value_or(0));
     const auto widest  = draft ? draft_facts(*draft).block_size - 1 : p.n_max;
-    require(p.n_max >= -1, PLD_E_ARGUMENT, format("n_max=%d is out of range, -1 or more", p.n_max));
+    require(p.n_max >= -1, PLD_E_ARGUMENT, format("n_max=%d is out of range, -1 or more; raise n_max", p.n_max));
     p.n_ctx = p.n_ctx == 0 ? trained : p.n_ctx;
     p.n_max = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
 
     constexpr int32_t MAX_CTX = 1 << 28, MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
-    require(p.n_ctx >= 1 && p.n_ctx <= MAX_CTX, PLD_E_ARGUMENT, format("n_ctx=%d is out of range, 1 to %d", p.n_ctx, MAX_CTX));
+    require(p.n_ctx >= 1 && p.n_ctx <= MAX_CTX, PLD_E_ARGUMENT, format("n_ctx=%d is out of range, 1 to %d; %s n_ctx", p.n_ctx, MAX_CTX, p.n_ctx < 1 ? "raise" : "lower"));
     require(p.n_ubatch >= 1 && p.n_ubatch <= MAX_STEP, PLD_E_ARGUMENT,
-            format("n_ubatch=%d is out of range, 1 to %d", p.n_ubatch, MAX_STEP));
+            format("n_ubatch=%d is out of range, 1 to %d; %s n_ubatch", p.n_ubatch, MAX_STEP, p.n_ubatch < 1 ? "raise" : "lower"));
     require(p.n_threads >= 1 && p.n_threads <= MAX_THREADS, PLD_E_ARGUMENT,
-            format("n_threads=%d is out of range, 1 to %d", p.n_threads, MAX_THREADS));
+            format("n_threads=%d is out of range, 1 to %d; %s n_threads", p.n_threads, MAX_THREADS, p.n_threads < 1 ? "raise" : "lower"));
     require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));
     require(p.cuda_graphs >= -1 && p.cuda_graphs <= 1, PLD_E_ARGUMENT, format("cuda_graphs=%d is none of -1, 0, 1", p.cuda_graphs));
     require(!draft || p.n_max <= widest, PLD_E_ARGUMENT,
             format("n_max=%d exceeds block_size-1=%d of %s; lower n_max", p.n_max, widest,
                    draft ? draft->name().c_str() : ""));
-    require(p.n_max <= MAX_WIDTH, PLD_E_ARGUMENT, format("n_max=%d is out of range, 0 to %d", p.n_max, MAX_WIDTH));
+    require(p.n_max <= MAX_WIDTH, PLD_E_ARGUMENT, format("n_max=%d is out of range, 0 to %d; lower n_max", p.n_max, MAX_WIDTH));
     for (const auto type : {p.type_k, p.type_v, p.type_k_draft, p.type_v_draft}) {
         require(is_kv_type(type), PLD_E_ARGUMENT, format("%d is no K/V cache type", type));
     }

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
 
 namespace pld {
 
@@ -62,25 +61,29 @@ Header::Header(const std::string & path) : path_(path) {
     namespace fs = std::filesystem;
     std::error_code ec;
     const auto      status = fs::status(path_, ec);
-    if (!fs::exists(status)) {
-        fail("no such file");
+    constexpr auto  FIX    = "; give the path of a .gguf file";
+    if (status.type() == fs::file_type::none) {  // a link to itself, a name too long, a folder that is closed to us
+        fail("cannot be read (" + ec.message() + ")" + FIX);
     }
-    if (fs::is_directory(status)) {
-        fail("is a directory; give the path of a .gguf file");
+    if (!fs::exists(status)) {
+        fail(std::string("no such file") + FIX);
+    }
+    if (!fs::is_regular_file(status)) {
+        fail(std::string(fs::is_directory(status) ? "is a directory" : "is no regular file") + FIX);
     }
     const auto size = static_cast<int64_t>(fs::file_size(path_, ec));
     if (ec) {
-        fail("cannot be read (" + ec.message() + ")");
+        fail("cannot be read (" + ec.message() + ")" + FIX);
     }
 
     const log::Opening opening;
     gguf_.reset(gguf_init_from_file(path_.c_str(), {/*no_alloc=*/true, /*ctx=*/nullptr}));
     if (!gguf_) {
-        fail("not a readable GGUF file" + opening.reason());
+        damaged("not a readable GGUF file" + opening.reason());
     }
     arch_ = text("general.architecture").value_or("");
     if (arch_.empty()) {
-        fail("key general.architecture is missing: not a model");
+        damaged("key general.architecture is missing: not a model");
     }
     check_extents(size);
     check_hparams();
@@ -95,20 +98,24 @@ void Header::fail(const std::string & what) const {
     throw Error(PLD_E_LOAD, path_ + ": " + what);
 }
 
+void Header::damaged(const std::string & what) const {
+    fail(what + "; download or convert the file again");
+}
+
 void Header::check_extents(int64_t file_size) {
     const auto data = static_cast<int64_t>(gguf_get_data_offset(gguf_.get()));
     for (int64_t i = 0; i < gguf_get_n_tensors(gguf_.get()); ++i) {
         const auto offset = static_cast<int64_t>(gguf_get_tensor_offset(gguf_.get(), i));
         const auto size   = static_cast<int64_t>(gguf_get_tensor_size(gguf_.get(), i));
         if (size < 0 || offset < 0 || offset > file_size - data || size > file_size - data - offset) {
-            fail(format("tensor %s ends at byte %lld but the file has %lld: truncated or damaged",
-                        gguf_get_tensor_name(gguf_.get(), i), (long long) (data + offset + size), (long long) file_size));
+            damaged(format("tensor %s ends at byte %lld but the file has %lld: truncated or damaged",
+                           gguf_get_tensor_name(gguf_.get(), i), (long long) (data + offset + size), (long long) file_size));
         }
         const auto * ne = gguf_get_tensor_ne(gguf_.get(), i);
         const auto type = gguf_get_tensor_type(gguf_.get(), i);
         const std::string name = gguf_get_tensor_name(gguf_.get(), i);
         if (ne[1] > 1 && is_matrix(name) && !ggml_get_type_traits_cpu(type)->vec_dot) {
-            fail(format("tensor %s has type %s, which no matrix product takes: damaged", name.c_str(), ggml_type_name(type)));
+            damaged(format("tensor %s has type %s, which no matrix product takes", name.c_str(), ggml_type_name(type)));
         }
         n_bytes_ += size;
         n_params_ += ne[0] * ne[1] * ne[2] * ne[3];
@@ -119,7 +126,7 @@ void Header::check_range(const char * name, double lo, double hi, bool required)
     const auto k = key(name);
     if (!has(k)) {
         if (required) {
-            fail("key " + k + " is missing");
+            damaged("key " + k + " is missing: not a language model, or incomplete");
         }
         return;
     }
@@ -128,13 +135,13 @@ void Header::check_range(const char * name, double lo, double hi, bool required)
     const auto type  = array ? gguf_get_arr_type(gguf_.get(), id) : gguf_get_kv_type(gguf_.get(), id);
     const auto n     = array ? gguf_get_arr_n(gguf_.get(), id) : 1;
     if (type == GGUF_TYPE_STRING || type == GGUF_TYPE_ARRAY) {
-        fail("key " + k + " is not a number");
+        damaged("key " + k + " is not a number");
     }
     const auto * data = array ? gguf_get_arr_data(gguf_.get(), id) : gguf_get_val_data(gguf_.get(), id);
     for (size_t i = 0; i < n; ++i) {
         const auto v = element(type, data, i);
         if (!(v >= lo && v <= hi)) {
-            fail(format("%s = %g is out of range, %g to %g", k.c_str(), v, lo, hi));
+            damaged(format("%s = %g is out of range, %g to %g", k.c_str(), v, lo, hi));
         }
     }
 }
@@ -169,17 +176,17 @@ void Header::check_hparams() const {
     const auto d_value = integer(key("attention.value_length")).value_or(n_head > 0 ? n_embd / n_head : 0);
     const auto n_rot   = integer(key("rope.dimension_count")).value_or(d_key);
     if (n_head > 0 && n_kv > 0 && n_head % n_kv != 0) {
-        fail(format("%lld attention heads cannot share %lld key/value heads", (long long) n_head, (long long) n_kv));
+        damaged(format("%lld attention heads cannot share %lld key/value heads", (long long) n_head, (long long) n_kv));
     }
     if (n_head > 0 && !has(key("attention.key_length")) && n_embd % n_head != 0) {
-        fail(format("embedding_length %lld is no multiple of head_count %lld", (long long) n_embd, (long long) n_head));
+        damaged(format("embedding_length %lld is no multiple of head_count %lld", (long long) n_embd, (long long) n_head));
     }
     if (n_head > 0 && (n_rot > d_key || n_rot % 2 != 0)) {
-        fail(format("rope.dimension_count %lld must be even and at most the head's %lld", (long long) n_rot,
-                    (long long) d_key));
+        damaged(format("rope.dimension_count %lld must be even and at most the head's %lld", (long long) n_rot,
+                       (long long) d_key));
     }
     if (n_embd > 0 && (d_key > n_embd * 64 || d_value > n_embd * 64)) {
-        fail("attention key or value length is out of proportion to embedding_length");
+        damaged("attention key or value length is out of proportion to embedding_length");
     }
 }
 
@@ -190,24 +197,24 @@ void Header::check_vocab() {
     }
     if (gguf_get_kv_type(gguf_.get(), tokens_) != GGUF_TYPE_ARRAY ||
         gguf_get_arr_type(gguf_.get(), tokens_) != GGUF_TYPE_STRING) {
-        fail("tokenizer.ggml.tokens is not a list of strings");
+        damaged("tokenizer.ggml.tokens is not a list of strings");
     }
     n_vocab_ = static_cast<int64_t>(gguf_get_arr_n(gguf_.get(), tokens_));
     if (n_vocab_ < 1 || n_vocab_ > (1 << 24)) {
-        fail(format("tokenizer.ggml.tokens has %lld entries", (long long) n_vocab_));
+        damaged(format("tokenizer.ggml.tokens has %lld entries, 1 to %d are possible", (long long) n_vocab_, 1 << 24));
     }
     for (const char * list : {"tokenizer.ggml.scores", "tokenizer.ggml.token_type"}) {
         const auto id = gguf_find_key(gguf_.get(), list);
         if (id >= 0 && (gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY ||
                         static_cast<int64_t>(gguf_get_arr_n(gguf_.get(), id)) != n_vocab_)) {
-            fail(format("%s does not have one entry for each of %lld tokens", list, (long long) n_vocab_));
+            damaged(format("%s does not have one entry for each of %lld tokens", list, (long long) n_vocab_));
         }
     }
     for (const char * special : {"bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "cls"}) {
         const auto k  = format("tokenizer.ggml.%s_token_id", special);
         const auto id = integer(k);
         if (id && (*id < 0 || *id >= n_vocab_)) {
-            fail(format("%s = %lld is no token: the vocabulary has %lld", k.c_str(), (long long) *id, (long long) n_vocab_));
+            damaged(format("%s = %lld is no token: the vocabulary has %lld", k.c_str(), (long long) *id, (long long) n_vocab_));
         }
     }
 }
@@ -237,18 +244,15 @@ std::vector<int64_t> Header::tensor_integers(const char * name) const {
     return out;
 }
 
-std::string Header::tensor_types() const {
-    std::map<std::string, int> count;
-    for (int64_t i = 0; i < gguf_get_n_tensors(gguf_.get()); ++i) {
-        std::string type = ggml_type_name(gguf_get_tensor_type(gguf_.get(), i));
-        for (auto & c : type) {
-            c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-        }
-        count[type]++;
-    }
-    std::string out;
-    for (const auto & [type, n] : count) {
-        out += format("%s%s %d", out.empty() ? "" : ", ", type.c_str(), n);
+std::vector<pld_tensor_info> Header::tensors() const {
+    std::vector<pld_tensor_info> out(static_cast<size_t>(gguf_get_n_tensors(gguf_.get())));
+    for (size_t i = 0; i < out.size(); ++i) {
+        const auto   id = static_cast<int64_t>(i);
+        const auto * ne = gguf_get_tensor_ne(gguf_.get(), id);
+        std::snprintf(out[i].name, sizeof(out[i].name), "%s", gguf_get_tensor_name(gguf_.get(), id));
+        std::snprintf(out[i].type, sizeof(out[i].type), "%s", ggml_type_name(gguf_get_tensor_type(gguf_.get(), id)));
+        out[i].n_params = ne[0] * ne[1] * ne[2] * ne[3];
+        out[i].n_bytes  = static_cast<int64_t>(gguf_get_tensor_size(gguf_.get(), id));
     }
     return out;
 }

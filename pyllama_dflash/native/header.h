@@ -1,6 +1,7 @@
 // The header of a GGUF file: metadata and tensor descriptions, read without weights and checked before llama.cpp sees it.
 #pragma once
 
+#include "api.h"
 #include "gguf.h"
 
 #include <cstdint>
@@ -29,7 +30,7 @@ public:
     ggml_type   tensor_type(const char * name) const;  // GGML_TYPE_COUNT if the file does not have it
     // The values of an I64 tensor, read from the file. Throws Error(PLD_E_LOAD) if it has another type or can't be read.
     std::vector<int64_t> tensor_integers(const char * name) const;
-    std::string tensor_types() const;  // "F32 61, Q4_0 28"
+    std::vector<pld_tensor_info> tensors() const;
 
     bool has(const std::string & key) const { return gguf_find_key(gguf_.get(), key.c_str()) >= 0; }
     std::optional<int64_t>     integer(const std::string & key) const;  // a whole number or a bool
@@ -55,6 +56,7 @@ private:
     };
 
     [[noreturn]] void fail(const std::string & what) const;
+    [[noreturn]] void damaged(const std::string & what) const;  // and the fix is added
     void              check_extents(int64_t file_size);
     void              check_hparams() const;
     void              check_vocab();

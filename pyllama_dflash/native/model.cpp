@@ -19,14 +19,16 @@ Model::Model(const std::string & path, const pld_model_params & params, bool dry
 
     const log::Opening opening;
     llama_.reset(llama_model_load_from_file(path.c_str(), dry_run ? load_.dry_run() : load_.llama()));
-    require(llama_ != nullptr, opening.out_of_memory() ? PLD_E_MEMORY : PLD_E_LOAD,
-            path + ": llama.cpp could not load it" + opening.reason());
+    require(llama_ != nullptr || !opening.out_of_memory(), PLD_E_MEMORY, path + ": llama.cpp could not load it" + opening.reason());
+    require(llama_ != nullptr, PLD_E_LOAD,
+            path + ": llama.cpp could not load it" + opening.reason() +
+                "; convert the file again, or upgrade this package if the model is newer");
     require(!llama_model_has_encoder(llama_.get()) || facts_.kind != PLD_KIND_TARGET, PLD_E_LOAD,
-            path + ": encoder-decoder models are not supported");
+            path + ": encoder-decoder models are not supported; give a model that only decodes");
 }
 
 llama_model * Model::llama() const {
-    require(llama_ != nullptr, PLD_E_ARGUMENT, header_.name() + " was opened for its header only");
+    require(llama_ != nullptr, PLD_E_ARGUMENT, header_.name() + " was opened for its header only; open it whole");
     return llama_.get();
 }
 

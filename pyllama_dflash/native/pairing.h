@@ -26,8 +26,11 @@ struct DraftFacts {
 // Throws Error(PLD_E_LOAD), naming the key or tensor, for a DFlash draft that is damaged or incomplete.
 DraftFacts draft_facts(const Header & header);
 
-// Throws Error(PLD_E_PAIR) with the first reason why the two do not belong together.
-void check_target(const Header & target);
+// A sentence, with the fix, on one aspect in which the two do not agree; empty if they do. Any two files can be compared.
+std::string mismatch(const Header & target, const Header & draft, pld_aspect aspect);
+
+// Throws Error(PLD_E_PAIR) with the first reason why the two do not belong together, or why a file is no target.
 void check_pair(const Header & target, const Header & draft);
+void check_target(const Header & target);
 
 }  // namespace pld

@@ -42,6 +42,8 @@ std::vector<pld_device_memory> measure(const Model & target, const std::shared_p
     Footprint out;
     out.add(llama_get_memory_breakdown(ctx.get()), /*draft=*/false);
     if (draft) {
+        require_rollback(target, params.n_max);
+        require_layers(target, *draft, ctx);
         make_drafter(draft, ctx, params)->footprint(out);
     }
     auto rows = out.rows();

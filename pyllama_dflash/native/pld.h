@@ -12,7 +12,7 @@
  *   - Token ids are int32, logits and scores float32, times int64 microseconds of a monotonic clock.
  */
 
-enum { PLD_ABI_VERSION = 3, PLD_MAX_DEVICES = 16 };
+enum { PLD_ABI_VERSION = 4, PLD_MAX_DEVICES = 16 };
 
 enum pld_status {
     PLD_OK = 0,
@@ -126,13 +126,33 @@ typedef struct pld_model_info {
 int32_t pld_model_open(const char *path, const pld_model_params *params, pld_model **out);
 void pld_model_free(pld_model *model);
 int32_t pld_model_get_info(const pld_model *model, pld_model_info *out);
-/* Metadata: number of keys; key and value as text; the tensor types as "F32 61, Q4_0 28". PLD_E_ARGUMENT if absent. */
+/* Metadata: number of keys; key and value as text. PLD_E_ARGUMENT if absent. */
 int32_t pld_model_n_meta(const pld_model *model);
 int32_t pld_model_meta_key(const pld_model *model, int32_t index, char *buf, int32_t cap);
 int32_t pld_model_meta(const pld_model *model, const char *key, char *buf, int32_t cap);
-int32_t pld_model_tensor_types(const pld_model *model, char *buf, int32_t cap);
-/* PLD_OK if the draft belongs to the target, else PLD_E_PAIR with the reason as the last error. Headers suffice. */
+/* Text of a token as the file stores it; a text function. Headers suffice. */
+int32_t pld_model_token(const pld_model *model, int32_t token, char *buf, int32_t cap);
+typedef struct pld_tensor_info {
+    char name[64];
+    char type[16]; /* as "q4_0" */
+    int64_t n_params;
+    int64_t n_bytes;
+} pld_tensor_info;
+/* Number of tensors in the file; up to cap of them are written, none with out NULL. */
+int32_t pld_model_tensors(const pld_model *model, pld_tensor_info *out, int32_t cap);
+
+/* PLD_OK if the draft belongs to the target, else PLD_E_PAIR with the first reason as the last error. Headers suffice. */
 int32_t pld_model_check_pair(const pld_model *target, const pld_model *draft);
+/* In what target and draft must agree. */
+enum pld_aspect {
+    PLD_ASPECT_KIND = 0,      /* one is a target, the other a draft that is run here */
+    PLD_ASPECT_WIDTH = 1,     /* of the hidden state */
+    PLD_ASPECT_LAYERS = 2,    /* the target has those that the draft reads */
+    PLD_ASPECT_TOKENIZER = 3, /* each id is the same token */
+    PLD_ASPECT_MASK = 4       /* the mask token */
+};
+/* A sentence with the fix on one aspect in which they do not agree, empty if they do; a text function. Headers suffice. */
+int32_t pld_model_mismatch(const pld_model *target, const pld_model *draft, int32_t aspect, char *buf, int32_t cap);
 
 /* Number of tokens needed (>= 0), written if they fit in cap. add_special: BOS/EOS as the model is configured.
  * parse_special: control tokens written out in the text become those tokens. */

@@ -52,10 +52,20 @@ int32_t pld_model_meta(const pld_model * model, const char * key, char * buf, in
     });
 }
 
-int32_t pld_model_tensor_types(const pld_model * model, char * buf, int32_t cap) {
+int32_t pld_model_token(const pld_model * model, int32_t token, char * buf, int32_t cap) {
     return guard([&] {
         require_pointers(model);
-        return write_text(model->model->header().tensor_types(), buf, cap);
+        const auto & header = model->model->header();
+        require(token >= 0 && token < header.n_vocab(), PLD_E_ARGUMENT,
+                format("token %d is outside the vocabulary of %lld tokens", token, (long long) header.n_vocab()));
+        return write_text(header.token(token), buf, cap);
+    });
+}
+
+int32_t pld_model_tensors(const pld_model * model, pld_tensor_info * out, int32_t cap) {
+    return guard([&] {
+        require_pointers(model);
+        return pld::write_rows(model->model->header().tensors(), out, cap);
     });
 }
 
@@ -64,6 +74,16 @@ int32_t pld_model_check_pair(const pld_model * target, const pld_model * draft) 
         require_pointers(target, draft);
         pld::check_pair(target->model->header(), draft->model->header());
         return PLD_OK;
+    });
+}
+
+int32_t pld_model_mismatch(const pld_model * target, const pld_model * draft, int32_t aspect, char * buf, int32_t cap) {
+    return guard([&] {
+        require_pointers(target, draft);
+        require(aspect >= PLD_ASPECT_KIND && aspect <= PLD_ASPECT_MASK, PLD_E_ARGUMENT,
+                format("aspect %d is none of enum pld_aspect", aspect));
+        return write_text(
+            pld::mismatch(target->model->header(), draft->model->header(), static_cast<pld_aspect>(aspect)), buf, cap);
     });
 }
 
