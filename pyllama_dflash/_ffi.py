@@ -308,17 +308,18 @@ def engine_devices(engine: EngineHandle) -> list[dict[str, Any]]:
 
 
 def plan(
-    target: tuple[bytes, dict[str, Any]],
+    target: tuple[bytes, dict[str, Any]] | None,
     draft: tuple[bytes, dict[str, Any]] | None,
     params: dict[str, int] | None,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return n_ctx, and what opening files with these fields of pld_model_params and pld_engine_params would take."""
     null = _ffi.NULL
     n_ctx = _ffi.new("int32_t *")
-    path, load = draft or (null, null)
-    loads = [value if value is null else _ffi.new("pld_model_params *", value) for value in (target[1], load)]
+    files: list[Any] = []
+    for file in (target, draft):
+        files += [null, null] if file is None else [file[0], _ffi.new("pld_model_params *", file[1])]
     values = null if params is None else _ffi.new("pld_engine_params *", params)
-    rows = _rows("pld_device_memory", partial(_lib.pld_plan, target[0], loads[0], path, loads[1], values, n_ctx))
+    rows = _rows("pld_device_memory", partial(_lib.pld_plan, *files, values, n_ctx))
     return n_ctx[0], rows
 
 

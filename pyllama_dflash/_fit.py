@@ -48,18 +48,18 @@ class Plan(NamedTuple):
     free: list[HostMemory]
 
 
-def make_plan(target: File, draft: File | None, options: dict[str, int] | None) -> Plan:
+def make_plan(target: File | None, draft: File | None, options: dict[str, int] | None) -> Plan:
     """Find out what opening would take; weights that are loaded already are left out.
 
     Args:
-        target: the target's file.
-        draft: the draft's.
+        target: the target's file; None: the draft's weights and, with an n_ctx, its K/V cache.
+        draft: the draft's file; None: the target alone.
         options: the fields of pld_engine_params; None: the weights alone.
 
     Raises:
         DFlashError, ValueError: as opening would.
     """
-    n_ctx, rows = _ffi.plan(_arguments(target), _arguments(draft) if draft else None, options)
+    n_ctx, rows = _ffi.plan(target and _arguments(target), draft and _arguments(draft), options)
     for row in rows:
         for file, kind in ((target, "target_weights"), (draft, "draft_weights")):
             if file and file.loaded:
@@ -136,7 +136,7 @@ def _refuse(target: File, draft: File | None, options: dict[str, int] | None) ->
         raise MemoryError(text)
 
 
-def lack(plan: Plan, target: File, draft: File | None, options: dict[str, int] | None) -> str | None:
+def lack(plan: Plan, target: File | None, draft: File | None, options: dict[str, int] | None) -> str | None:
     """Say in a sentence with the fix what of a plan does not fit; None if all of it does. Arguments: as make_plan()."""
     at = shortage(plan)
     if at is None:

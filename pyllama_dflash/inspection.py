@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import _ffi, _fit
@@ -22,7 +22,9 @@ from .tensors import TensorGroup, grouped
 _P = Params()
 # Those that change what is kept in memory, or where.
 OPTIONS = tuple(name for name in _P.__dataclass_fields__ if name not in ("n_threads", "n_min", "margin", "p_min"))
-_OF_DRAFT = ("n_gpu_layers_draft", "devices_draft", "type_k_draft", "type_v_draft", "fused_draft")
+_OF_CACHE = ("type_k_draft", "type_v_draft")
+_OF_DRAFT = (*_OF_CACHE, "n_gpu_layers_draft", "devices_draft", "fused_draft")
+_OF_DRAFT_ALONE = (*_OF_CACHE, "n_gpu_layers_draft", "devices_draft", "use_mmap", "use_mlock", "n_ctx")
 
 
 @dataclass(frozen=True, **SLOTS)
@@ -113,8 +115,8 @@ def inspect(  # noqa: D417 - Params describes the options
         path: the file: a draft or a target.
         target: the target that it should be a draft for.
         draft: instead, the draft that should be for it.
-        n_ctx, n_ubatch, ...: what the memory is estimated for, keyword only; see Params. Of a draft alone only its
-            weights are known, so no option has an effect there.
+        n_ctx, n_ubatch, ...: what the memory is estimated for, keyword only; see Params. Of a draft alone that is its
+            weights and, if n_ctx is given, its K/V cache.
 
     Raises:
         ModelLoadError: a file is missing or damaged. One that is whole and not run here, or no partner of the other,
@@ -192,28 +194,26 @@ def _shares(target: Model | None, draft: Model | None) -> tuple[str, ...]:
 
 
 def _check_used(target: Model | None, draft: Model | None, params: Params) -> None:
-    changed = [name for name in OPTIONS if getattr(params, name) != getattr(_P, name)]
-    if target is None and changed:
-        raise ValueError(f"{changed[0]}={getattr(params, changed[0])!r} has no effect on a draft alone; add its target")
-    for name in changed:
+    for name in OPTIONS:
+        if getattr(params, name) == getattr(_P, name):
+            continue
+        if target is None and name not in _OF_DRAFT_ALONE:
+            raise ValueError(f"{name}={getattr(params, name)!r} has no effect on a draft alone; add its target")
+        if target is None and name in _OF_CACHE and not params.n_ctx:
+            raise ValueError(f"{name}={getattr(params, name)!r} has no effect without n_ctx; give n_ctx, too")
         if draft is None and name in _OF_DRAFT:
             raise ValueError(f"{name}={getattr(params, name)!r} has no effect without a draft; add the draft")
 
 
 def _plan(target: Model | None, draft: Model | None, params: Params) -> MemoryPlan:
-    """Find out what a pair, a target alone, or the weights of a draft alone would take."""
-    fields = None if target is None else engine_fields(params)
-    loads = (target, load_of_target(params)), (draft, load_of_draft(params, None))
-    files = [_fit.File(os.fsencode(model.path), load) for model, load in loads if model is not None]
-    first, second = files[0], files[1] if len(files) > 1 else None
-    plan = _fit.make_plan(first, second, fields)
-    devices = plan.devices
-    if target is None:  # the one file was planned as if it were a target
-        devices = [replace(row, target_weights=0, draft_weights=row.target_weights) for row in devices]
+    file = _fit.File(os.fsencode(target.path), load_of_target(params)) if target else None
+    other = _fit.File(os.fsencode(draft.path), load_of_draft(params, None)) if draft else None
+    fields = engine_fields(params)
+    plan = _fit.make_plan(file, other, fields)
     return MemoryPlan(
         n_ctx=plan.n_ctx or None,
-        devices=tuple(devices),
+        devices=tuple(plan.devices),
         free=tuple(row.available for row in plan.free),
         in_all=tuple(row.total for row in plan.free),
-        shortage=_fit.lack(plan, first, second, fields),
+        shortage=_fit.lack(plan, file, other, fields),
     )

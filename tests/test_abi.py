@@ -19,7 +19,7 @@ NULLABLE = {
         for name in ("free 0", "meta_key 2", "meta 2", "token 2", "tensors 1", "mismatch 3", "piece 3", "tokenize 5")
     ),
     *(f"pld_engine_{name} NULL" for name in ("free 0", "open 1", "graphs 1", "devices 1", "verify 3", "verify 4")),
-    *(f"pld_plan {at} NULL" for at in (2, 4, 6)),
+    *(f"pld_plan {at} NULL" for at in (0, 2, 4, 6)),
     *(f"pld_engine_draft {at} NULL" for at in (3, 4, 5, 6)),
 }
 # Numbers that stand for less or more than there is: a size is what it is, a flag is any number but 0.

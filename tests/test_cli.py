@@ -95,7 +95,7 @@ def test_info_of_what_a_pair_would_take(pair: Pair) -> None:
 def test_info_of_a_draft_alone_knows_its_weights_only(pair: Pair) -> None:
     row = json.loads(cli("info", pair[1], "--json").stdout)["memory"]["devices"][-1]
     assert row["draft_weights"] > 0 == row["target_weights"] == row["draft_kv"] == row["draft_compute"]
-    assert "--ctx-size=512 has no effect on a draft alone" in fails(2, "info", pair[1], "-c", "512")
+    assert "--ubatch-size=64 has no effect on a draft alone" in fails(2, "info", pair[1], "-ub", "64")
     assert "not both" in fails(2, "info", pair[1], "--target", pair[0], "--draft", pair[1])
     assert "--cache-type-k='f17'" in fails(2, "info", pair[0], "-ctk", "f17")
 

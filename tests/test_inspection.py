@@ -290,14 +290,35 @@ def test_the_options_are_those_that_change_memory(files: Files) -> None:
     assert large is not None
     assert (small.n_ctx, small.fits, small.shortage) == (512, True, None)
     assert large.total.target_kv == 2 * small.total.target_kv
-    with pytest.raises(ValueError, match="n_ctx=512 has no effect on a draft alone; add its target"):
-        pd.inspect(draft, n_ctx=512)
+    with pytest.raises(ValueError, match="type_k='q8_0' has no effect on a draft alone; add its target"):
+        pd.inspect(draft, n_ctx=512, type_k="q8_0")
+    with pytest.raises(ValueError, match="type_k_draft='q8_0' has no effect without n_ctx; give n_ctx, too"):
+        pd.inspect(draft, type_k_draft="q8_0")
+    with pytest.raises(ValueError, match="n_ctx=2147483647 is out of range, 1 to 268435456; lower n_ctx"):
+        pd.inspect(draft, n_ctx=2**31 - 1)
     with pytest.raises(ValueError, match="type_k_draft='q8_0' has no effect without a draft; add the draft"):
         pd.inspect(target, type_k_draft="q8_0")
     with pytest.raises(ValueError, match="not both"):
         pd.inspect(draft, target, draft=draft)
     with pytest.raises(ValueError, match="n_ctx=2147483647 is out of range, 1 to 268435456; lower n_ctx"):
         pd.inspect(target, n_ctx=2**31 - 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"type_k_draft": "q8_0"}, {"type_v_draft": "f32"}], ids=str)
+def test_a_draft_alone_takes_what_it_takes_in_a_pair(files: Files, options: dict[str, str]) -> None:
+    target, draft = files.pair()
+    for n_ctx in (500, 3000):
+        alone = pd.inspect(draft, n_ctx=n_ctx, **options).memory
+        pair = pd.inspect(draft, target, n_ctx=n_ctx, **options).memory
+        assert alone is not None
+        assert pair is not None
+        assert alone.n_ctx == pair.n_ctx == n_ctx
+        for kind in ("draft_weights", "draft_kv"):
+            assert getattr(alone.total, kind) == getattr(pair.total, kind) > 0
+        assert alone.total.total == alone.total.draft_weights + alone.total.draft_kv
+    alone = pd.inspect(draft).memory
+    assert alone is not None
+    assert (alone.n_ctx, alone.total.total) == (None, alone.total.draft_weights)
 
 
 def test_what_does_not_fit_is_said_with_the_fix(files: Files) -> None:

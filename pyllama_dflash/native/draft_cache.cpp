@@ -29,10 +29,9 @@ std::vector<float> hadamard(int64_t n) {
 
 }  // namespace
 
-DraftCache::DraftCache(const DraftModel & model, ggml_backend_t backend, ggml_type type_k, ggml_type type_v, int32_t n_ctx)
+DraftCache::DraftCache(const llama_hparams & h, bool dry_run, ggml_backend_t backend, ggml_type type_k, ggml_type type_v, int32_t n_ctx)
     : n_cells_(GGML_PAD(n_ctx + 1, KV_STEP)) {
-    const auto & h       = model.hparams();
-    const auto   n_layer = model.n_layer();
+    const auto n_layer = static_cast<int32_t>(h.n_layer());
     ctx_.reset(ggml_init({ggml_tensor_overhead() * static_cast<size_t>(2 * n_layer + 2), nullptr, /*no_alloc=*/true}));
     for (int32_t il = 0; il < n_layer; ++il) {
         k_.push_back(ggml_new_tensor_2d(ctx_.get(), type_k, h.n_embd_k_gqa(static_cast<uint32_t>(il)), n_cells_));
@@ -45,9 +44,9 @@ DraftCache::DraftCache(const DraftModel & model, ggml_backend_t backend, ggml_ty
     if (rotatable && ggml_is_quantized(type_v)) {
         v_rotation_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, ROTATED, ROTATED);
     }
-    memory_ = allocate(ctx_.get(), backend, model.dry_run());
+    memory_ = allocate(ctx_.get(), backend, dry_run);
     require(memory_.buffer != nullptr, PLD_E_MEMORY, format("no memory for a draft's K/V cache of %d cells", n_cells_));
-    if (model.dry_run()) {
+    if (dry_run) {
         return;
     }
     ggml_backend_buffer_clear(memory_.buffer.get(), 0);  // a masked cell counts for nothing only if it holds a number

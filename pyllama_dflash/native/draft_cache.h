@@ -2,11 +2,12 @@
 // to a spare cell that no query sees.
 #pragma once
 
-#include "draft_model.h"
 #include "footprint.h"
 #include "ggml-cpp.h"
 
 #include <vector>
+
+struct llama_hparams;
 
 namespace pld {
 
@@ -16,7 +17,7 @@ constexpr int32_t KV_STEP = 256;
 class DraftCache {
 public:
     // Throws Error(PLD_E_MEMORY).
-    DraftCache(const DraftModel & model, ggml_backend_t backend, ggml_type type_k, ggml_type type_v, int32_t n_ctx);
+    DraftCache(const llama_hparams & hparams, bool dry_run, ggml_backend_t backend, ggml_type type_k, ggml_type type_v, int32_t n_ctx);
 
     int32_t n_cells() const { return n_cells_; }
     int32_t spare() const { return n_cells_ - 1; }

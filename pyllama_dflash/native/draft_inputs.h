@@ -2,6 +2,7 @@
 #pragma once
 
 #include "draft_cache.h"
+#include "draft_model.h"
 
 #include <cstdint>
 #include <vector>

@@ -8,6 +8,8 @@ namespace pld {
 
 namespace {
 
+constexpr int32_t MAX_CTX = 1 << 28;
+
 // The types that llama.cpp takes for a cache.
 constexpr ggml_type KV_TYPES[] = {
     GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,   GGML_TYPE_Q4_0,
@@ -16,6 +18,15 @@ constexpr ggml_type KV_TYPES[] = {
 
 bool is_kv_type(int32_t type) {
     return std::find(std::begin(KV_TYPES), std::end(KV_TYPES), type) != std::end(KV_TYPES);
+}
+
+void check_type(int32_t type) {
+    require(is_kv_type(type), PLD_E_ARGUMENT, format("%d is no K/V cache type", type));
+}
+
+void check_range(const char * option, int32_t value, int32_t most) {
+    require(value >= 1 && value <= most, PLD_E_ARGUMENT,
+            format("%s=%d is out of range, 1 to %d; %s %s", option, value, most, value < 1 ? "raise" : "lower", option));
 }
 
 // A quantised cache holds the values of a head in whole blocks.
@@ -50,6 +61,14 @@ int32_t kv_type(const std::string & name) {
     return it == std::end(KV_TYPES) ? -1 : *it;
 }
 
+void check_draft_cache(const Header & draft, const pld_engine_params & p) {
+    check_range("n_ctx", p.n_ctx, MAX_CTX);
+    check_type(p.type_k_draft);
+    check_type(p.type_v_draft);
+    check_heads(draft, "attention.key_length", p.type_k_draft, "type_k_draft");
+    check_heads(draft, "attention.value_length", p.type_v_draft, "type_v_draft");
+}
+
 pld_engine_params resolve(const Header & target, const Header * draft, pld_engine_params p) {
     if (draft) {
         check_pair(target, *draft);
@@ -62,12 +81,10 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
     p.n_ctx = p.n_ctx == 0 ? trained : p.n_ctx;
     p.n_max = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
 
-    constexpr int32_t MAX_CTX = 1 << 28, MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
-    require(p.n_ctx >= 1 && p.n_ctx <= MAX_CTX, PLD_E_ARGUMENT, format("n_ctx=%d is out of range, 1 to %d; %s n_ctx", p.n_ctx, MAX_CTX, p.n_ctx < 1 ? "raise" : "lower"));
-    require(p.n_ubatch >= 1 && p.n_ubatch <= MAX_STEP, PLD_E_ARGUMENT,
-            format("n_ubatch=%d is out of range, 1 to %d; %s n_ubatch", p.n_ubatch, MAX_STEP, p.n_ubatch < 1 ? "raise" : "lower"));
-    require(p.n_threads >= 1 && p.n_threads <= MAX_THREADS, PLD_E_ARGUMENT,
-            format("n_threads=%d is out of range, 1 to %d; %s n_threads", p.n_threads, MAX_THREADS, p.n_threads < 1 ? "raise" : "lower"));
+    constexpr int32_t MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
+    check_range("n_ctx", p.n_ctx, MAX_CTX);
+    check_range("n_ubatch", p.n_ubatch, MAX_STEP);
+    check_range("n_threads", p.n_threads, MAX_THREADS);
     require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));
     require(p.cuda_graphs >= -1 && p.cuda_graphs <= 1, PLD_E_ARGUMENT, format("cuda_graphs=%d is none of -1, 0, 1", p.cuda_graphs));
     require(!draft || p.n_max <= widest, PLD_E_ARGUMENT,
@@ -75,7 +92,7 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
                    draft ? draft->name().c_str() : ""));
     require(p.n_max <= MAX_WIDTH, PLD_E_ARGUMENT, format("n_max=%d is out of range, 0 to %d; lower n_max", p.n_max, MAX_WIDTH));
     for (const auto type : {p.type_k, p.type_v, p.type_k_draft, p.type_v_draft}) {
-        require(is_kv_type(type), PLD_E_ARGUMENT, format("%d is no K/V cache type", type));
+        check_type(type);
     }
     for (const auto type : {p.type_v, p.type_v_draft}) {
         require(p.flash_attn != 0 || !ggml_is_quantized(static_cast<ggml_type>(type)), PLD_E_ARGUMENT,
@@ -85,8 +102,7 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
     check_heads(target, "attention.key_length", p.type_k, "type_k");
     check_heads(target, "attention.value_length", p.type_v, "type_v");
     if (draft) {
-        check_heads(*draft, "attention.key_length", p.type_k_draft, "type_k_draft");
-        check_heads(*draft, "attention.value_length", p.type_v_draft, "type_v_draft");
+        check_draft_cache(*draft, p);
     }
     return p;
 }

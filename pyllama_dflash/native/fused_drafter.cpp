@@ -34,8 +34,8 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, Context & target, const
       draft_(*model_, *llama_get_model(target.get())),
       backend_(open_backend(draft_.device(), params.cuda_graphs)),
       cpu_(ggml_backend_is_cpu(backend_.get())),
-      cache_(draft_, backend_.get(), static_cast<ggml_type>(params.type_k_draft), static_cast<ggml_type>(params.type_v_draft),
-             params.n_ctx),
+      cache_(draft_.hparams(), draft_.dry_run(), backend_.get(), static_cast<ggml_type>(params.type_k_draft),
+             static_cast<ggml_type>(params.type_v_draft), params.n_ctx),
       inputs_(draft_, cache_, backend_.get(), max_rows_),
       graphs_(backend_.get(), model_->dry_run(), [this](const DraftShape & s) {
           return build_draft_graph(draft_, cache_, inputs_, s.rows, s.features, n_candidates_, flash_attn_);

@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include "draft_cache.h"
 #include "drafter.h"
 #include "engine_params.h"
 #include "error.h"
@@ -98,6 +99,30 @@ Plan plan(const PlanFile & target_file, const PlanFile * draft_file, const pld_e
     if (draft) {
         mark_mapped(out.rows, *draft, draft_file->params.use_mmap != 0, draft_file->params.use_mlock != 0);
     }
+    return out;
+}
+
+Plan plan_draft(const PlanFile & file, const pld_engine_params * params) {
+    const log::Quiet   quiet;
+    const log::Opening opening;
+    const Model        draft(file.path, file.params, /*dry_run=*/true);
+    require(draft.facts().kind != PLD_KIND_TARGET, PLD_E_PAIR, draft.header().name() + " is no draft; plan it as a target");
+
+    Plan      out;
+    Footprint sizes;
+    sizes.add(draft.llama()->memory_breakdown(), &pld_device_memory::draft_weights);
+    if (params && params->n_ctx != 0) {
+        check_draft_cache(draft.header(), *params);
+        auto *                 dev = draft.llama()->dev_output();
+        const ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+        require(backend != nullptr, PLD_E_MEMORY, format("%s could not be opened for the draft", ggml_backend_dev_name(dev)));
+        const DraftCache cache(draft.llama()->hparams, /*dry_run=*/true, backend.get(), static_cast<ggml_type>(params->type_k_draft),
+                               static_cast<ggml_type>(params->type_v_draft), params->n_ctx);
+        sizes.add(ggml_backend_get_default_buffer_type(backend.get()), &pld_device_memory::draft_kv, cache.n_bytes());
+        out.n_ctx = params->n_ctx;
+    }
+    out.rows = sizes.rows();
+    mark_mapped(out.rows, draft, file.params.use_mmap != 0, file.params.use_mlock != 0);
     return out;
 }
 

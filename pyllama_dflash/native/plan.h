@@ -20,5 +20,7 @@ struct PlanFile {
 
 // draft may be null. params null: the weights alone. Throws Error as opening would.
 Plan plan(const PlanFile & target, const PlanFile * draft, const pld_engine_params * params);
+// Of a draft alone: its weights and, where params give an n_ctx, the K/V cache of our own graph.
+Plan plan_draft(const PlanFile & draft, const pld_engine_params * params);
 
 }  // namespace pld

@@ -233,9 +233,9 @@ typedef struct pld_graph {
     int64_t bytes;      /* of its own compute buffers; the draft's graphs share theirs */
 } pld_graph;
 
-/* What opening this pair would take, found by a dry run: no weight is read, nothing is allocated. draft may be NULL; params
- * NULL: the weights alone. *n_ctx is the context's size with the default filled in. Up to cap rows are written; returns how
- * many there are. */
+/* What opening this pair would take, found by a dry run: no weight is read, nothing is allocated. Either file may be
+ * NULL; params NULL: the weights alone. *n_ctx is the context's size with the default filled in. A draft without a target is
+ * its weights and, with an n_ctx, its K/V cache. Up to cap rows are written; returns how many there are. */
 int32_t pld_plan(const char *target, const pld_model_params *target_params, const char *draft,
                  const pld_model_params *draft_params, const pld_engine_params *params, int32_t *n_ctx,
                  pld_device_memory *out, int32_t cap);

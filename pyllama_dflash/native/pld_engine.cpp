@@ -23,14 +23,21 @@ int32_t pld_plan(const char * target, const pld_model_params * target_params, co
                  const pld_model_params * draft_params, const pld_engine_params * params, int32_t * n_ctx,
                  pld_device_memory * out, int32_t cap) {
     return guard([&] {
-        require_pointers(target, target_params, n_ctx);
-        if (draft) {
+        require_pointers(n_ctx, target ? target_params : draft_params);
+        const auto planned = [&] {
+            if (!target) {
+                require_pointers(draft);
+                return pld::plan_draft({draft, *draft_params}, params);
+            }
+            if (!draft) {
+                return pld::plan({target, *target_params}, nullptr, params);
+            }
             require_pointers(draft_params);
-        }
-        const pld::PlanFile target_file{target, *target_params};
-        const pld::PlanFile draft_file{draft ? draft : "", draft ? *draft_params : *target_params};
-        const auto          found = pld::plan(target_file, draft ? &draft_file : nullptr, params);
-        *n_ctx                    = found.n_ctx;
+            const pld::PlanFile draft_file{draft, *draft_params};
+            return pld::plan({target, *target_params}, &draft_file, params);
+        };
+        const auto found = planned();
+        *n_ctx           = found.n_ctx;
         return pld::write_rows(found.rows, out, cap);
     });
 }
