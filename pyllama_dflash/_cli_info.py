@@ -12,7 +12,7 @@ from .build import build_info, devices
 from .inspection import OPTIONS, inspect
 
 INFO_EXAMPLES = """examples:
-  pyllama-dflash info draft.gguf
+  pyllama-dflash info draft.gguf -c 32768
   pyllama-dflash info draft.gguf --target target.gguf   # do the two belong together?
   pyllama-dflash info target.gguf --draft draft.gguf -c 32768 -ctk q8_0 -ctv q8_0   # what would they take?
 """

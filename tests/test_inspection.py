@@ -166,6 +166,19 @@ def test_a_mask_of_its_own_is_no_mismatch(files: Files, tmp_path: Path) -> None:
     assert pd.inspect(files.path(Draft()), silent.write(tmp_path / "silent.gguf")).pairs
 
 
+def test_a_mask_token_that_the_target_lacks(files: Files, tmp_path: Path) -> None:
+    file = Target().file()
+    for name in ("tokens", "token_type"):
+        file.keys[f"tokenizer.ggml.{name}"] = file.keys[f"tokenizer.ggml.{name}"][: MASK - 2]
+    changed({f"tokenizer.ggml.{name}_token_id": None for name in ("bos", "eos", "mask")})(file)
+    target, draft = file.write(tmp_path / "t.gguf"), files.path(Draft())
+    tokens, mask = pd.inspect(draft, target).mismatches
+    assert tokens.startswith(f"{draft.name} has {len(TOKENS)} tokens and t.gguf has {MASK - 2}: they use different")
+    assert mask == (
+        f"{draft.name} drafts from mask token {MASK} and t.gguf has {MASK - 2} tokens; use a draft made for this target"
+    )
+
+
 def opens(target: Path, draft: Path | None) -> str:
     try:
         pd.Speculator(target, draft, **TINY).close()
