@@ -20,7 +20,21 @@ import pyllama_dflash as pd
 PROMPT = list(range(40, 60))
 
 
-def attempt(target: Path, draft: Path | None) -> str:
+def refusal(target: Path, draft: Path) -> str:
+    """What inspect() has against a pair, empty if nothing."""
+    try:
+        return "; ".join(pd.inspect(draft, target, n_ctx=128).mismatches)
+    except (pd.DFlashError, MemoryError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def attempt(target: Path, draft: Path) -> str:
+    refused = refusal(target, draft)
+    outcome = opening(target, draft)
+    return f"opens, but inspect() says {refused}" if refused and outcome.startswith("ok") else outcome
+
+
+def opening(target: Path, draft: Path) -> str:
     try:
         with pd.Speculator(target, draft, n_ctx=128, n_threads=1) as spec:
             result = spec.run(PROMPT, max_tokens=8, ignore_eos=True)

@@ -123,13 +123,14 @@ def store_as(kind: str) -> Callable[[Parts], None]:
 
 
 WIDER = str(N_EMBD + 1)
+UNFIT = "IncompatibleModelsError"
 # which file, what is done to it, the error, and what its message names
 SPOILT: dict[str, tuple[str, Callable[[Parts], None], str, str]] = {
     "block-size-0": ("draft", set_key("dflash.block_size", U32, 0), "ModelLoadError", "block_size"),
     "block-size-minus-1": ("draft", set_key("dflash.block_size", I32, -1), "ModelLoadError", "block_size"),
     "block-size-2^31": ("draft", set_key("dflash.block_size", U32, 2**31), "ModelLoadError", "block_size"),
-    "width-off-by-one": ("draft", set_key("dflash.embedding_length", U32, N_EMBD + 1), "ModelLoadError", WIDER),
-    "width-off-by-one-in-all-shapes": ("draft", widen, "IncompatibleModelsError", WIDER),
+    "width-off-by-one": ("draft", set_key("dflash.embedding_length", U32, N_EMBD + 1), UNFIT, WIDER),
+    "width-off-by-one-in-all-shapes": ("draft", widen, UNFIT, WIDER),
     "target-rope-0": ("target", set_key("llama.rope.dimension_count", U32, 0), "ModelLoadError", "rope"),
     "draft-rope-0": ("draft", set_key("dflash.rope.dimension_count", U32, 0), "ModelLoadError", "rope"),
 }

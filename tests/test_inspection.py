@@ -358,6 +358,16 @@ def test_tables_are_aligned_and_a_name_cannot_break_them(tmp_path: Path) -> None
     assert len({len(line) for line in tensors}) == len({len(line) for line in memory}) == 1
 
 
+def test_files_of_one_name_are_told_apart(files: Files, tmp_path: Path) -> None:
+    target, file = tmp_path / "target" / "model.gguf", Draft().file()
+    target.parent.mkdir()
+    target.symlink_to(files.path(Target()))
+    wide(file)
+    draft = file.write(tmp_path / "model.gguf")
+    (sentence,) = pd.inspect(draft, target).mismatches
+    assert sentence == f"{draft} is 640 wide and {target} is 320: use a draft made for this target"
+
+
 def test_a_long_token_is_cut_in_a_sentence(files: Files, tmp_path: Path) -> None:
     file = Draft().file()
     tokens = list(TOKENS)

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import child
 import pytest
+from tiny import Draft
 
 import pyllama_dflash as pd
 
@@ -81,8 +82,11 @@ def test_failed_opening_closes_the_target(pair: Pair, tmp_path: Path, monkeypatc
             opened.append(self)
 
     monkeypatch.setattr("pyllama_dflash._open.Model", Seen)
-    with pytest.raises(pd.ModelLoadError):
-        pd.Speculator(pair[0], tmp_path / "gone.gguf", **SMALL)
+    file = Draft().file()
+    del file.tensors["fc.weight"]  # which the header's check leaves to the load
+    with pytest.raises(pd.ModelLoadError, match=r"fc\.weight"):
+        pd.Speculator(pair[0], file.write(tmp_path / "d.gguf"), **SMALL)
+    assert [model.path for model in opened] == [str(pair[0])]
     with pytest.raises(ValueError, match="n_max=8"):
         pd.Speculator(*pair, **SMALL, n_max=8)
     assert [model.closed for model in opened] == [True] * 3

@@ -202,21 +202,32 @@ std::string target_refusal(const Header & target) {
     return "";
 }
 
+struct Names {
+    std::string target, draft;
+};
+
+// Their paths where the files' names alone do not tell them apart.
+Names names(const Header & target, const Header & draft) {
+    const bool same = target.name() == draft.name();
+    return {same ? target.path() : target.name(), same ? draft.path() : draft.name()};
+}
+
 std::string of_kind(const Header & target, const Header & draft) {
     const auto t = draft_facts(target), d = draft_facts(draft);
+    const auto n = names(target, draft);
     if (t.kind != PLD_KIND_TARGET && t.kind != PLD_KIND_OTHER && d.kind == PLD_KIND_TARGET) {
         return format("target and draft are swapped: %s is a DFlash draft and %s is a model; give %s as the target and %s as the draft",
-                      target.name().c_str(), draft.name().c_str(), draft.name().c_str(), target.name().c_str());
+                      n.target.c_str(), n.draft.c_str(), n.draft.c_str(), n.target.c_str());
     }
     auto refusal = target_refusal(target);
     if (!refusal.empty()) {
         return refusal;
     }
     if (d.kind == PLD_KIND_OTHER) {
-        return draft.name() + " " + d.refusal;
+        return n.draft + " " + d.refusal;
     }
     if (d.kind == PLD_KIND_TARGET) {
-        return draft.name() + " is a model of kind '" + draft.arch() + "', not a DFlash draft; give a draft made for " + target.name();
+        return n.draft + " is a model of kind '" + draft.arch() + "', not a DFlash draft; give a draft made for " + n.target;
     }
     return "";
 }
@@ -224,24 +235,26 @@ std::string of_kind(const Header & target, const Header & draft) {
 std::string of_width(const Header & target, const Header & draft) {
     const auto t = target.integer(target.key("embedding_length")).value_or(0);
     const auto d = draft.integer(draft.key("embedding_length")).value_or(0);
-    return t == d ? "" : format("%s is %lld wide and %s is %lld: use a draft made for this target", draft.name().c_str(),
-                                (long long) d, target.name().c_str(), (long long) t);
+    const auto n = names(target, draft);
+    return t == d ? "" : format("%s is %lld wide and %s is %lld: use a draft made for this target", n.draft.c_str(), (long long) d,
+                                n.target.c_str(), (long long) t);
 }
 
 std::string of_layers(const Header & target, const Header & draft) {
     const auto n_layer = target.integer(target.key("block_count")).value_or(0);
+    const auto n       = names(target, draft);
     const auto last    = n_layer - (shows_output(target.arch()) ? 0 : 1);
     for (const auto id : draft_facts(draft).target_layers) {
         if (id > last) {
             return format("%s reads the input of layer %d but %s has %lld layers (dflash.target_layers): use a draft made for "
-                          "this target", draft.name().c_str(), id, target.name().c_str(), (long long) n_layer);
+                          "this target", n.draft.c_str(), id, n.target.c_str(), (long long) n_layer);
         }
     }
     return "";
 }
 
 std::string of_tokenizer(const Header & target, const Header & draft) {
-    const auto        d = draft.name(), t = target.name();
+    const auto [t, d] = names(target, draft);
     const std::string fix = "they use different tokenizers; use a draft made for " + t;
     if (draft.n_vocab() != target.n_vocab()) {
         return format("%s has %lld tokens and %s has %lld: ", d.c_str(), (long long) draft.n_vocab(), t.c_str(),
@@ -264,7 +277,7 @@ std::string of_tokenizer(const Header & target, const Header & draft) {
 
 std::string of_mask(const Header & target, const Header & draft) {
     const auto facts = draft_facts(draft);
-    const auto d = draft.name(), t = target.name();
+    const auto [t, d] = names(target, draft);
     if (facts.mask_token >= target.n_vocab()) {
         return format("%s drafts from mask token %d and %s has %lld tokens; use a draft made for this target", d.c_str(),
                       facts.mask_token, t.c_str(), (long long) target.n_vocab());
