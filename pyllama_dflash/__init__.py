@@ -10,6 +10,7 @@ Example::
 
 from . import _start  # noqa: F401 - first: it loads the library
 from .build import Device, build_info, devices, supports_gpu
+from .conversion import convert
 from .errors import (
     BusyError,
     ClosedError,
@@ -61,6 +62,7 @@ __all__ = [
     "TensorGroup",
     "Verdict",
     "build_info",
+    "convert",
     "demo_pair",
     "devices",
     "inspect",

@@ -48,7 +48,7 @@ def show_logs(verbosity: int) -> None:
         package.getChild("llama_cpp").setLevel({1: logging.WARNING, 2: logging.INFO}.get(verbosity, logging.DEBUG))
         package.addHandler(handler)
         return
-    for name, level in (("model", logging.WARNING), ("models", logging.INFO)):
+    for name, level in (("model", logging.WARNING), ("models", logging.INFO), ("conversion", logging.WARNING)):
         package.getChild(name).addHandler(handler)
         package.getChild(name).setLevel(level)
     chosen = logging.StreamHandler()
