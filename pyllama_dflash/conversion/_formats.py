@@ -63,7 +63,7 @@ def _zlab(top: Lookup) -> DraftConfig:
     causal = own.flag("causal") if causal is None else causal
     if own.flag("use_swa"):
         windowed, window = (
-            (True,) * top.whole("num_hidden_layers"),
+            (True,) * _n_layer(top),
             own.whole("swa_window_size", top.whole("sliding_window", 1)),
         )
     elif causal is None:
@@ -138,7 +138,7 @@ def _decoder(config: Lookup) -> dict[str, Any]:
     n_head = config.whole("num_attention_heads", high=65536)
     return {
         "n_embd": config.whole("hidden_size", high=1 << 20),
-        "n_layer": config.whole("num_hidden_layers", high=512),
+        "n_layer": _n_layer(config),
         "n_ff": config.whole("intermediate_size", high=1 << 24),
         "n_head": n_head,
         "n_kv": config.whole("num_key_value_heads", n_head, high=n_head),
@@ -152,6 +152,10 @@ def _decoder(config: Lookup) -> dict[str, Any]:
 
 def _d_head(config: Lookup) -> int:
     return config.whole("head_dim", config.whole("hidden_size") // config.whole("num_attention_heads"), high=65536)
+
+
+def _n_layer(config: Lookup) -> int:
+    return config.whole("num_hidden_layers", high=512)
 
 
 def _second_version(config: Lookup, version: int) -> dict[str, Any]:
@@ -171,7 +175,7 @@ def _scales(config: Lookup) -> dict[str, float]:
 
 def _windows(decoder: Lookup) -> tuple[tuple[bool, ...], int]:
     """Return which layers have a sliding window, and its size; (), 0 where none has."""
-    n_layer = decoder.whole("num_hidden_layers")
+    n_layer = _n_layer(decoder)
     wanted, kinds = decoder.flag("use_sliding_window"), decoder.get("layer_types")
     if wanted is False or not (wanted or kinds) or decoder.get("sliding_window") is None:
         return (), 0

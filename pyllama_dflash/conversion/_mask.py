@@ -6,6 +6,7 @@ that reading it runs no code of the file's; torch is not needed.
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 import zipfile
@@ -24,7 +25,7 @@ _STORAGES = {"FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, archive: zipfile.ZipFile, pickled: str) -> None:
-        super().__init__(archive.open(pickled))
+        super().__init__(io.BytesIO(archive.read(pickled)))
         self._archive = archive
         self._folder = pickled.rpartition("/")[0]
 

@@ -29,7 +29,7 @@ def run(source: PathLike, out: PathLike, target: PathLike, outtype: str, force: 
     if outtype not in OUTTYPES:
         raise ValueError(f"outtype={outtype!r} is not one of {', '.join(OUTTYPES)}")
     if folder.is_file():
-        raise ValueError(f"source={str(folder)!r} is a file; give the folder of the checkpoint, with {CONFIG} in it")
+        raise ValueError(f"{folder} is a file; give the folder of the checkpoint, with {CONFIG} in it")
     _check_place(place, force, [Path(target)], "the target")
     config = read_config(folder)
     model = TargetFile(target)
@@ -55,14 +55,14 @@ def run(source: PathLike, out: PathLike, target: PathLike, outtype: str, force: 
 
 def _check_place(place: Path, force: bool, others: Iterable[Path], what: str) -> None:
     if place.is_dir():
-        raise ValueError(f"out={str(place)!r} is a folder; give the path of the .gguf file to write")
+        raise ValueError(f"{place} is a folder; give the path of the .gguf file to write")
     if not place.parent.is_dir():
-        raise ValueError(f"out={str(place)!r}: there is no folder {place.parent}; make it first")
+        raise ValueError(f"{place}: there is no folder {place.parent}; make it first")
     if not place.exists():
         return
     for other in others:
         if other.exists() and place.samefile(other):
-            raise ValueError(f"out={str(place)!r} is {what} itself; give another name")
+            raise ValueError(f"{place} is {what} itself; give another name")
     if not force:
         raise FileExistsError(f"{place} exists; give another name, or force=True to replace it")
 
