@@ -36,6 +36,7 @@ def test_a_file_that_is_there_stays_unless_forced(folder: Path, target: Path, tm
     refused(folder, out, target, FileExistsError, r"draft.gguf exists; give another name, or force=True to replace it")
     assert out.read_bytes() == b"precious"
     (folder / "config.json").rename(folder / "config")
+    refused(folder, out, target, FileExistsError, "exists")  # which is said before anything is read
     refused(folder, out, target, LOAD, "config.json: no such file", force=True)
     assert out.read_bytes() == b"precious"
     (folder / "config").rename(folder / "config.json")
@@ -69,16 +70,29 @@ def test_a_target_that_is_none(folder: Path, files: Files, tmp_path: Path) -> No
     refused(folder, out, tmp_path / "none.gguf", LOAD, "none.gguf: no such file")
 
 
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
 def test_a_failure_while_writing_leaves_nothing(
-    folder: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     from pyllama_dflash.conversion import _checkpoint
 
+    whole = _checkpoint.Checkpoint.read
+
     def read(self: Any, name: str) -> Any:
-        raise (KeyboardInterrupt if name.startswith("norm") else OSError)("no space left on device")
+        if name.startswith("layers"):  # the tensors before them are written
+            raise kind("no space left on device")
+        return whole(self, name)
 
     monkeypatch.setattr(_checkpoint.Checkpoint, "read", read)
-    refused(folder, tmp_path / "draft.gguf", target, OSError, "no space left")
+    refused(folder, tmp_path / "draft.gguf", target, kind, "no space left")
+
+
+def test_a_bar_is_shown_if_it_is_asked_for(
+    folder: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for progress in (False, True):
+        pd.convert(folder, tmp_path / f"{progress}.gguf", target=target, progress=progress)
+        assert ("converting: " in capsys.readouterr().err) == progress
 
 
 def test_without_the_extra_a_sentence_says_what_to_install(folder: Path, target: Path, tmp_path: Path) -> None:

@@ -236,6 +236,14 @@ def test_a_mask_row_of_another_token_or_width(target: Path, tmp_path: Path) -> N
     made.config["dflash_config"]["mask_token_id"] = 3
     message = f"mask_embedding.pt: is for token {MASK}, and mask_token_id=3; download the checkpoint again"
     refused(made.write(tmp_path / "hf"), tmp_path / "draft.gguf", target, LOAD, message)
+    made = upstream_convert.masked()
+    raw = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(made.files["mask_embedding.pt"])) as old, zipfile.ZipFile(raw, "w") as new:
+        for name in old.namelist():  # 320 in a pickle becomes 319
+            new.writestr(name, old.read(name).replace(b"M@\x01", b"M?\x01"))
+    made.files["mask_embedding.pt"] = raw.getvalue()
+    message = r"the embedding has shape \[319\], not \[320\]; download the checkpoint again"
+    refused(made.write(tmp_path / "other"), tmp_path / "draft.gguf", target, LOAD, message)
 
 
 # files ----------------------------------------------------------------------------------------------------------------
