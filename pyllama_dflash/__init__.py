@@ -26,6 +26,8 @@ from .memory import DeviceMemory, Graph, Memory, MemoryPlan
 from .model import Model, ModelInfo
 from .models import demo_pair
 from .params import GenerateParams, Params
+from .quantizing import QuantizedTensor, QuantizeResult, quantize
+from .recipes import RECIPES, Recipe
 from .result import Chunk, Draft, Result, State, Stats, Verdict
 from .speculator import Speculator
 from .stream import Stream
@@ -34,6 +36,7 @@ from .tensors import TensorGroup
 __version__ = build_info().get("version", "unknown")
 
 __all__ = [
+    "RECIPES",
     "BusyError",
     "Chunk",
     "ClosedError",
@@ -54,6 +57,9 @@ __all__ = [
     "ModelLoadError",
     "OrderError",
     "Params",
+    "QuantizeResult",
+    "QuantizedTensor",
+    "Recipe",
     "Result",
     "Speculator",
     "State",
@@ -66,5 +72,6 @@ __all__ = [
     "demo_pair",
     "devices",
     "inspect",
+    "quantize",
     "supports_gpu",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from . import _cli_common as common
-from . import _cli_convert, _cli_info, _cli_options, _cli_run
+from . import _cli_convert, _cli_info, _cli_options, _cli_quantize, _cli_run
 from .build import build_info
 from .errors import DFlashError
 
@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _cli_run.add_arguments(add("run", "generate a reply", _cli_run.run, _cli_run.EXAMPLES))
     _cli_info.add_info_arguments(add("info", "say what a GGUF file is", _cli_info.info, _cli_info.INFO_EXAMPLES))
+    text = "write a draft's weights, or a target's, in smaller types"
+    _cli_quantize.add_arguments(add("quantize", text, _cli_quantize.run, _cli_quantize.EXAMPLES))
     text = "make a GGUF draft of a checkpoint in Hugging Face's layout"
     _cli_convert.add_arguments(add("convert", text, _cli_convert.run, _cli_convert.EXAMPLES))
     _cli_info.add_version_arguments(add("version", "say what this build is", _cli_info.version))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import logging
@@ -10,8 +11,19 @@ import sys
 from typing import Any
 
 from ._start import PROGRAM
+from ._table import columns
 
-__all__ = ["PROGRAM", "prepare_output", "print_json", "print_table", "say", "show_logs", "utf8"]
+__all__ = [
+    "PROGRAM",
+    "add_log",
+    "add_out",
+    "prepare_output",
+    "print_json",
+    "print_table",
+    "say",
+    "show_logs",
+    "utf8",
+]
 
 # llama.cpp's warnings that an option is in vain.
 _OF_EFFECT = ("warning: failed to mlock", "Try increasing RLIMIT_MEMLOCK")
@@ -20,6 +32,18 @@ _OF_EFFECT = ("warning: failed to mlock", "Try increasing RLIMIT_MEMLOCK")
 def utf8(argument: str) -> str:
     """Read an argument as UTF-8, whatever the locale: where that is ASCII, Python hands its bytes on as surrogates."""
     return os.fsencode(argument).decode("utf-8", "surrogateescape")
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a command that writes a GGUF."""
+    parser.add_argument("out", metavar="OUT", help="the GGUF to write; there whole or not at all")
+    parser.add_argument("-f", "--force", action="store_true", help="replace OUT if it is there")
+
+
+def add_log(parser: Any) -> None:
+    """Add the flag that show_logs() takes."""
+    text = "log lines on stderr; -vv: llama.cpp's, too; -vvv: for debugging"
+    parser.add_argument("-v", "--verbose", action="count", default=0, help=text)
 
 
 def prepare_output() -> None:
@@ -48,7 +72,8 @@ def show_logs(verbosity: int) -> None:
         package.getChild("llama_cpp").setLevel({1: logging.WARNING, 2: logging.INFO}.get(verbosity, logging.DEBUG))
         package.addHandler(handler)
         return
-    for name, level in (("model", logging.WARNING), ("models", logging.INFO), ("conversion", logging.WARNING)):
+    warned = dict.fromkeys(("model", "quantizing", "conversion"), logging.WARNING)
+    for name, level in {**warned, "models": logging.INFO}.items():
         package.getChild(name).addHandler(handler)
         package.getChild(name).setLevel(level)
     chosen = logging.StreamHandler()
@@ -70,6 +95,4 @@ def print_json(value: Any) -> None:
 
 def print_table(rows: list[tuple[str, Any]]) -> None:
     """Write names and values in two columns to stdout."""
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:<{width}}  {value}")
+    print(*columns([(name, str(value)) for name, value in rows], right=False), sep="\n")

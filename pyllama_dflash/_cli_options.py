@@ -59,6 +59,8 @@ _TURNED_OFF = {
     "backend_argmax": "read logits back and pick tokens on the host",
     "fused_draft": "run llama.cpp's own draft graph, the reference",
 }
+# Of the commands that write a file.
+_OF_A_FILE = {"overwrite=True": "--force", "strict=False": "no --strict", "recipe=": "--recipe="}
 _OF_THE_REPLY = {"max_tokens": "--n-predict", "stop": "--stop"}
 
 
@@ -114,6 +116,8 @@ def in_flags(message: str) -> str:
     message = message.replace("force=True", "--force")  # of convert
     for name, flags in SWITCHES.items():
         message = message.replace(f"{name}={not DEFAULTS[name]}", flags[-1])
+    for text, flag in _OF_A_FILE.items():
+        message = re.sub(rf"(?<![\w./-]){text}", flag, message)
     names = {**{name: flags[-1] for name, flags in {**VALUES, **SWITCHES}.items()}, **_OF_THE_REPLY}
     # Not inside a path or a longer word; "stop", "devices" and "margin" are words of their own, so only before "=".
     for name, flag in names.items():

@@ -46,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reply.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     options = parser.add_argument_group("options")
     add_options(options, (*VALUES, *SWITCHES))
-    text = "log lines on stderr; -vv: llama.cpp's, too; -vvv: for debugging"
-    options.add_argument("-v", "--verbose", action="count", default=0, help=text)
+    common.add_log(options)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ._fit import gib
+from ._table import columns
 
 if TYPE_CHECKING:
     from .inspection import Inspection
     from .memory import MemoryPlan
+    from .model import ModelInfo
     from .tensors import TensorGroup
 
-_KINDS = {
+KINDS = {
     "target": "target (an ordinary model)",
     "dflash": "DFlash draft",
     "dflash2": "DFlash2 draft",
@@ -24,21 +26,26 @@ _MEMORY = ("target weights", "draft weights", "target K/V", "draft K/V", "comput
 
 def describe(facts: Inspection) -> str:
     """Return lines of text without the last newline."""
-    parts = [_columns(_rows(facts), right=False), _columns(_tensors(facts.tensors))]
+    parts = [columns(_rows(facts), right=False), columns(_tensors(facts.tensors))]
     if facts.memory is not None:
-        parts.append(_columns(_memory(facts.memory)))
+        parts.append(columns(_memory(facts.memory)))
         parts += [[f"does not fit: {facts.memory.shortage}"]] if facts.memory.shortage else []
     return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def size_of(info: ModelInfo) -> str:
+    """Say how many parameters a file has, and how much room they take."""
+    return f"{info.n_params / 1e6:.1f} M parameters, {gib(info.n_bytes)}"
 
 
 def _rows(facts: Inspection) -> list[tuple[str, str]]:
     info = facts.info
     rows = [
         ("file", facts.path),
-        ("kind", _KINDS[facts.kind]),
+        ("kind", KINDS[facts.kind]),
         ("architecture", facts.architecture),
         ("name", facts.name or "-"),
-        ("size", f"{info.n_params / 1e6:.1f} M parameters, {gib(info.n_bytes)}"),
+        ("size", size_of(info)),
         ("layers", f"{info.n_layer} of width {info.n_embd}"),
         ("vocabulary", f"{info.n_vocab} tokens"),
         ("trained context", f"{info.n_ctx_train} tokens" + (f", window {info.n_swa}" if info.n_swa else "")),
@@ -85,18 +92,3 @@ def _memory(memory: MemoryPlan) -> list[tuple[str, ...]]:
         sizes += [row.target_compute + row.draft_compute, row.total, free]
         rows.append((row.device, *(gib(n) if n else "-" for n in sizes)))
     return rows
-
-
-def _columns(rows: Sequence[Sequence[str]], right: bool = True) -> list[str]:
-    """Align columns, the first to the left; a file's text cannot break a line or move the cursor."""
-    cells = [[_printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = []
-    for first, *rest in cells:
-        others = [cell.rjust(width) if right else cell for cell, width in zip(rest, widths[1:])]
-        lines.append("  ".join([first.ljust(widths[0]), *others]).rstrip())
-    return lines
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ._load import load_fields
 from ._turn import Gate, call_both
 from .params import LoadParams, check_int
 from .result import SLOTS
+from .tensors import counted
 
 T = TypeVar("T")
 PathLike = Union[str, "os.PathLike[str]", bytes, "os.PathLike[bytes]"]
@@ -173,8 +173,7 @@ class Model:
     @property
     def tensor_types(self) -> str:
         """The types of the tensors and how many there are of each, as "F32 61, Q4_0 28"."""
-        count = Counter(str(tensor["type"]).upper() for tensor in self._call(_ffi.model_tensors))
-        return ", ".join(f"{name} {n}" for name, n in sorted(count.items()))
+        return counted(tensor["type"] for tensor in self._call(_ffi.model_tensors))
 
     def meta(self, key: str) -> str | None:
         """Return a metadata value as text, None if the file does not have the key."""

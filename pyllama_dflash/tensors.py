@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,11 @@ def group_of(tensor: str) -> str:
         if stem in names:
             return group
     return "other"
+
+
+def counted(types: Iterable[str]) -> str:
+    """Count the tensors of each type, as "F32 61, Q4_0 28"."""
+    return ", ".join(f"{name} {n}" for name, n in sorted(Counter(kind.upper() for kind in types).items()))
 
 
 def grouped(tensors: Iterable[Mapping[str, Any]]) -> tuple[TensorGroup, ...]:

@@ -27,6 +27,7 @@ COUNTS = {"devices": "n_devices", "tensor_split": "n_split"}  # of the entries o
 SIZES = {("pld_log_next", 3), ("pld_model_meta_key", 3), ("pld_model_meta", 3), ("pld_model_token", 3)}
 SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piece", 4), ("pld_engine_graphs", 2)}
 SIZES |= {("pld_engine_devices", 2), ("pld_plan", 7), ("pld_model_tensors", 2), ("pld_model_mismatch", 4)}
+SIZES |= {("pld_quantize_header", 6)}
 ENGINE = {"n_ctx": N_CTX, "n_ubatch": 8, "n_threads": 1, "n_max": -1, "flash_attn": -1, "backend_argmax": 0}
 ENGINE |= {"fused_draft": 1}
 KV = {name: lib.pld_kv_type(b"f16") for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")}
@@ -49,6 +50,7 @@ class Stage:
         self.keep: list[Any] = []
         self.target, self.draft = self.model(target), self.model(draft)
         self.header = self.model(target, header_only=1), self.model(draft, header_only=1)
+        self.n_tensors = lib.pld_model_tensors(self.target, ffi.NULL, 0)
         self.engine = self.open(ENGINE | KV)
 
     def new(self, kind: str, value: Any = None) -> Any:
@@ -107,6 +109,9 @@ class Stage:
             "pld_model_tokenize": [target, b"the", 3, 1, 1, ids, 16],
             "pld_model_piece": [target, 5, 1, text, 64],
             "pld_model_is_eog": [target, 5],
+            "pld_get_tensor_type": [2, new("pld_tensor_type *")],
+            "pld_quantize_header": [*(target, many, self.n_tensors, 0, new("int32_t *"), text, 64)],
+            "pld_quantize_rows": [0, 2, 32, 2, 1, numbers, 256, text, 36],
             "pld_kv_type": [b"f16"],
             "pld_engine_open": [target, self.draft, engine_params, new("pld_engine **")],
             "pld_engine_free": [ffi.NULL],

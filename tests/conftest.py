@@ -55,3 +55,12 @@ def pair(files: Files) -> tuple[Path, Path]:
 def demo() -> tuple[Path, Path]:
     """Paths of the demo pair; for tests that are marked `model`."""
     return pd.demo_pair()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which no file may be left half written."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    yield folder
+    assert not list(folder.glob(".*"))

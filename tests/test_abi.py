@@ -21,9 +21,11 @@ NULLABLE = {
     *(f"pld_engine_{name} NULL" for name in ("free 0", "open 1", "graphs 1", "devices 1", "verify 3", "verify 4")),
     *(f"pld_plan {at} NULL" for at in (0, 2, 4, 6)),
     *(f"pld_engine_draft {at} NULL" for at in (3, 4, 5, 6)),
+    "pld_quantize_header 5 NULL",
 }
 # Numbers that stand for less or more than there is: a size is what it is, a flag is any number but 0.
-OUT_OF_RANGE = ("device 0", "meta_key 1", "model_token 1", "mismatch 2", "piece 1", "is_eog 1")
+OUT_OF_RANGE = ("device 0", "get_tensor_type 0", "meta_key 1", "model_token 1", "mismatch 2", "piece 1", "is_eog 1")
+OUT_OF_RANGE += ("quantize_header 2", *(f"quantize_rows {at}" for at in (0, 1, 2, 3, 6, 8)))
 OUT_OF_RANGE += ("begin 2", "verify 2", "logits 1")
 FIELDS_OUT_OF_RANGE = ("n_ctx", "n_ubatch", "n_threads", "flash_attn", "type_k", "type_v_draft", "n_min")
 FIELDS_OUT_OF_RANGE += ("split_mode", "main_gpu", "n_devices", "n_split", "devices")

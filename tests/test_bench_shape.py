@@ -52,7 +52,6 @@ def test_types_are_those_of_q4_k_m_and_q4_mix() -> None:
     assert target["output.weight"].kind == Type.Q6_K
     for name in ("attn_v", "ffn_down"):
         assert sum(target[f"blk.{i}.{name}.weight"].kind == Type.Q6_K for i in range(64)) == 32
-    assert [pair.more_bits(i, 64) for i in (0, 7, 8, 9, 10, 13, 54, 56, 63)] == [1, 1, 0, 0, 1, 1, 0, 1, 1]
     draft = {tensor.name: tensor.kind for tensor in pair.draft_tensors(s)}
     assert draft["blk.0.ffn_up.weight"] == Type.Q4_0
     assert draft["fc.weight"] == draft["blk.4.attn_conv_proj.weight"] == Type.Q8_0

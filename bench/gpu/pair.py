@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gguf import GGMLQuantizationType as Type
 from gguf import TokenType
 
-from ..draft.q4mix import type_of
+from pyllama_dflash.recipes import RECIPES, fitting, type_of
+
 from .shape import Shape
 
 CONTROL = ("<bos>", "<eos>", "<mask>")
@@ -31,33 +32,31 @@ class Tensor:
     std: float = 0.0
 
 
-def more_bits(layer: int, n_layer: int) -> bool:
-    """Whether Q4_K_M gives this layer's attn_v and ffn_down Q6_K; use_more_bits() of llama-quant.cpp."""
-    eighth = n_layer // 8
-    return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
+def _kind(recipe: str, tensor: Tensor, n_layer: int, is_draft: bool) -> Type:
+    wanted = type_of(RECIPES[recipe], tensor.name, n_layer, is_draft=is_draft)
+    return Type.F32 if wanted is None else Type[fitting(wanted, tensor.shape[-1]).upper()]
 
 
-def _matrix(name: str, n_out: int, n_in: int, kind: Type, scale: float = 1.0) -> Tensor:
-    return Tensor(name, (n_out, n_in), kind, scale / math.sqrt(n_in))
+def _matrix(name: str, n_out: int, n_in: int, scale: float = 1.0) -> Tensor:
+    return Tensor(name, (n_out, n_in), Type.F32, scale / math.sqrt(n_in))
 
 
 def target_tensors(s: Shape) -> Iterator[Tensor]:
     """Embeddings have deviation 1, matrices 1/sqrt(n_in), norms are 1: activations keep their size."""
-    yield Tensor("token_embd.weight", (s.n_vocab, s.n_embd), Type.Q4_K, 1.0)
+    for tensor in _target_tensors(s):
+        yield replace(tensor, kind=_kind("q4-k-m", tensor, s.n_layer, is_draft=False))
+
+
+def _target_tensors(s: Shape) -> Iterator[Tensor]:
+    yield Tensor("token_embd.weight", (s.n_vocab, s.n_embd), Type.F32, 1.0)
     yield Tensor("output_norm.weight", (s.n_embd,), Type.F32)
-    yield _matrix("output.weight", s.n_vocab, s.n_embd, Type.Q6_K)
+    yield _matrix("output.weight", s.n_vocab, s.n_embd)
     for i in range(s.n_layer):
-        more = Type.Q6_K if more_bits(i, s.n_layer) else Type.Q4_K
-        types = {"attn_v.weight": more, "ffn_down.weight": more}
-        sizes = (s.n_embd, s.n_head, s.n_kv, s.d_head, s.n_ff)
-        for tensor in _layer(i, *sizes):
-            bare = tensor.name.split(".", 2)[2]
-            kind = tensor.kind if tensor.kind == Type.F32 else types.get(bare, Type.Q4_K)
-            yield Tensor(tensor.name, tensor.shape, kind, tensor.std)
+        yield from _layer(i, s.n_embd, s.n_head, s.n_kv, s.d_head, s.n_ff)
 
 
 def _layer(i: int, n_embd: int, n_head: int, n_kv: int, d_head: int, n_ff: int) -> Iterator[Tensor]:
-    """What a layer of a Qwen3 target and of a draft have in common; matrices as Q4_0."""
+    """What a layer of a Qwen3 target and of a draft have in common."""
     for name, n in (("attn_norm", n_embd), ("ffn_norm", n_embd), ("attn_q_norm", d_head), ("attn_k_norm", d_head)):
         yield Tensor(f"blk.{i}.{name}.weight", (n,), Type.F32)
     sizes = {
@@ -72,29 +71,28 @@ def _layer(i: int, n_embd: int, n_head: int, n_kv: int, d_head: int, n_ff: int) 
     for name, (n_out, n_in) in sizes.items():
         # attention's averages are much the same at all positions, and would take over within sixty layers
         scale = 0.5 if name == "attn_output" else 1.0
-        yield _matrix(f"blk.{i}.{name}.weight", n_out, n_in, Type.Q4_0, scale)
+        yield _matrix(f"blk.{i}.{name}.weight", n_out, n_in, scale)
 
 
 def draft_tensors(s: Shape) -> Iterator[Tensor]:
     """Neither embeddings nor a head: it uses the target's."""
     for tensor in _draft_tensors(s):
-        kind = type_of(tensor.name, tensor.shape)
-        yield Tensor(tensor.name, tensor.shape, kind, tensor.std)
+        yield replace(tensor, kind=_kind("q4-mix", tensor, s.draft_layer, is_draft=True))
 
 
 def _draft_tensors(s: Shape) -> Iterator[Tensor]:
-    yield _matrix("fc.weight", s.n_embd, s.n_embd * s.draft_taps, Type.F32)
+    yield _matrix("fc.weight", s.n_embd, s.n_embd * s.draft_taps)
     for name in ("enc.output_norm.weight", "output_norm.weight"):
         yield Tensor(name, (s.n_embd,), Type.F32)
     for name in ("selector_predecessor.weight", "selector_successor.weight"):
         yield Tensor(name, (s.n_vocab, s.draft_rank), Type.F32, s.draft_rank**-0.25)
-    yield _matrix("selector_hidden.weight", s.draft_rank, s.n_embd, Type.F32)
+    yield _matrix("selector_hidden.weight", s.draft_rank, s.n_embd)
     n_kernels = 2 * s.draft_conv_taps * (s.n_embd // s.draft_conv_group)
     for i in range(s.draft_layer):
         yield from _layer(i, s.n_embd, s.draft_head, s.draft_kv, s.draft_d_head, s.draft_ff)
         for part in ("attn", "ffn"):
             yield Tensor(f"blk.{i}.{part}_conv_base", (2, s.draft_conv_taps, s.n_embd), Type.F32)
-            yield _matrix(f"blk.{i}.{part}_conv_proj.weight", n_kernels, s.n_embd, Type.F32, 0.1)
+            yield _matrix(f"blk.{i}.{part}_conv_proj.weight", n_kernels, s.n_embd, 0.1)
 
 
 def target_keys(s: Shape) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 #include "ggml.h"
 #include "log.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -251,6 +252,8 @@ std::vector<pld_tensor_info> Header::tensors() const {
         const auto * ne = gguf_get_tensor_ne(gguf_.get(), id);
         std::snprintf(out[i].name, sizeof(out[i].name), "%s", gguf_get_tensor_name(gguf_.get(), id));
         std::snprintf(out[i].type, sizeof(out[i].type), "%s", ggml_type_name(gguf_get_tensor_type(gguf_.get(), id)));
+        std::copy_n(ne, 4, out[i].ne);
+        out[i].offset   = static_cast<int64_t>(gguf_get_data_offset(gguf_.get()) + gguf_get_tensor_offset(gguf_.get(), id));
         out[i].n_params = ne[0] * ne[1] * ne[2] * ne[3];
         out[i].n_bytes  = static_cast<int64_t>(gguf_get_tensor_size(gguf_.get(), id));
     }

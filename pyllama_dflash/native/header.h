@@ -45,6 +45,8 @@ public:
     // The text of token i as the file stores it; i < n_vocab().
     const char * token(int64_t i) const { return gguf_get_arr_str(gguf_.get(), tokens_, static_cast<size_t>(i)); }
 
+    const gguf_context * gguf() const { return gguf_.get(); }
+
     int64_t     n_meta() const { return gguf_get_n_kv(gguf_.get()); }
     std::string meta_key(int64_t index) const { return gguf_get_key(gguf_.get(), index); }
     // A value as text: whole strings, arrays cut after a few items.

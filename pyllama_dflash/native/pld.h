@@ -134,11 +134,13 @@ int32_t pld_model_meta(const pld_model *model, const char *key, char *buf, int32
 int32_t pld_model_token(const pld_model *model, int32_t token, char *buf, int32_t cap);
 typedef struct pld_tensor_info {
     char name[64];
-    char type[16]; /* as "q4_0" */
+    char type[16];  /* as "q4_0" */
+    int64_t ne[4];  /* the row first */
+    int64_t offset; /* in the file */
     int64_t n_params;
     int64_t n_bytes;
 } pld_tensor_info;
-/* Number of tensors in the file; up to cap of them are written, none with out NULL. */
+/* Number of tensors, in the file's order; up to cap of them are written, none with out NULL. Headers suffice. */
 int32_t pld_model_tensors(const pld_model *model, pld_tensor_info *out, int32_t cap);
 
 /* PLD_OK if the draft belongs to the target, else PLD_E_PAIR with the first reason as the last error. Headers suffice. */
@@ -162,6 +164,27 @@ int32_t pld_model_tokenize(const pld_model *model, const char *text, int32_t n_b
 int32_t pld_model_piece(const pld_model *model, int32_t token, int32_t special, char *buf, int32_t cap);
 /* 1 if the token ends generation, 0 if not. */
 int32_t pld_model_is_eog(const pld_model *model, int32_t token);
+
+/* quantising ------------------------------------------------------------------------------------------------------- */
+
+/* A tensor type, by its number in GGUF files. */
+typedef struct pld_tensor_type {
+    char name[16];   /* "f32", "q4_0", "q4_K", ... */
+    int32_t block;   /* weights that are stored together; a row has a multiple of them */
+    int32_t n_bytes; /* of a block */
+} pld_tensor_type;
+
+/* PLD_E_ARGUMENT for a number that is no type. */
+int32_t pld_get_tensor_type(int32_t type, pld_tensor_type *out);
+/* The bytes that start a file with this model's metadata and its n tensors in these types; a text function. file_type is
+ * written as general.file_type. The tensors' data follow in the same order, each padded with zeros to *alignment bytes.
+ * Headers suffice. */
+int32_t pld_quantize_header(const pld_model *model, const int32_t *types, int32_t n, int32_t file_type, int32_t *alignment,
+                            char *buf, int32_t cap);
+/* Convert rows of n_per_row weights; n_src and n_dst are bytes. PLD_E_LOAD for a weight that is not finite or beyond the
+ * range of F16, unless F32 is made. */
+int32_t pld_quantize_rows(int32_t from, int32_t to, int64_t n_per_row, int64_t n_rows, int32_t n_threads, const void *src,
+                          int64_t n_src, void *dst, int64_t n_dst);
 
 /* engines ---------------------------------------------------------------------------------------------------------- */
 

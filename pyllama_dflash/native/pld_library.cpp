@@ -33,6 +33,7 @@ int32_t pld_struct_size(const char * name) {
         {"pld_engine_memory", sizeof(pld_engine_memory)},
         {"pld_graph", sizeof(pld_graph)},
         {"pld_device_memory", sizeof(pld_device_memory)},
+        {"pld_tensor_type", sizeof(pld_tensor_type)},
         {"pld_tensor_info", sizeof(pld_tensor_info)},
     };
     const auto it = name ? sizes.find(name) : sizes.end();
