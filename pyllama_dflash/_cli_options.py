@@ -113,7 +113,6 @@ def given(args: argparse.Namespace, names: Iterable[str], without_draft: bool = 
 
 def in_flags(message: str) -> str:
     """Name options in a message as they are given here: n_max=9 becomes --n-max=9."""
-    message = message.replace("force=True", "--force")  # of convert
     for name, flags in SWITCHES.items():
         message = message.replace(f"{name}={not DEFAULTS[name]}", flags[-1])
     for text, flag in _OF_A_FILE.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import dataclasses
+import errno
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import checkpoints
 import child
 import pytest
 from checkpoints import refused
+from shell import cli, fails
 from tiny import Draft, Files
 from upstream_convert import TARGET
 
@@ -33,14 +36,15 @@ def folder(tmp_path: Path) -> Path:
 def test_a_file_that_is_there_stays_unless_forced(folder: Path, target: Path, tmp_path: Path) -> None:
     out = folder / "draft.gguf"  # beside the checkpoint is a good place
     out.write_bytes(b"precious")
-    refused(folder, out, target, FileExistsError, r"draft.gguf exists; give another name, or force=True to replace it")
+    there = "draft.gguf is there already; give another path, or overwrite=True to replace it"
+    refused(folder, out, target, FileExistsError, there)
     assert out.read_bytes() == b"precious"
     (folder / "config.json").rename(folder / "config")
-    refused(folder, out, target, FileExistsError, "exists")  # which is said before anything is read
-    refused(folder, out, target, LOAD, "config.json: no such file", force=True)
+    refused(folder, out, target, FileExistsError, "is there already")  # which is said before anything is read
+    refused(folder, out, target, LOAD, "config.json: no such file", overwrite=True)
     assert out.read_bytes() == b"precious"
     (folder / "config").rename(folder / "config.json")
-    assert pd.convert(folder, out, target=target, force=True).kind == "dflash2"
+    assert pd.convert(folder, out, target=target, overwrite=True).kind == "dflash2"
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "draft.gguf", "model.safetensors"]
 
 
@@ -48,17 +52,21 @@ def test_places_that_are_refused(folder: Path, target: Path, tmp_path: Path) -> 
     link, own_target = tmp_path / "link.gguf", tmp_path / "target.gguf"
     own_target.write_bytes(target.read_bytes())
     link.symlink_to(own_target)
-    for out, message in (
-        (own_target, "target.gguf is the target itself; give another name"),
-        (link, "link.gguf is the target itself; give another name"),
-        (folder / MODEL, "model.safetensors is a part of the checkpoint itself; give another name"),
-        (folder / "config.json", "config.json is a part of the checkpoint itself; give another name"),
-        (folder, "is a folder; give the path of the .gguf file to write"),
-        (tmp_path / "none" / "draft.gguf", "there is no folder .*none; make it first"),
+    for out, kind, message in (
+        (own_target, ValueError, "target.gguf is the target itself; give another path"),
+        (link, ValueError, "link.gguf is the target itself; give another path"),
+        (folder / MODEL, ValueError, "model.safetensors is a part of the checkpoint itself; give another path"),
+        (folder / "config.json", ValueError, "config.json is a part of the checkpoint itself; give another path"),
+        (folder, IsADirectoryError, "is a directory; give the path of the file to write"),
+        (
+            tmp_path / "none" / "draft.gguf",
+            FileNotFoundError,
+            "there is no folder .*none for draft.gguf; make it first",
+        ),
     ):
         before = target.read_bytes()
-        with pytest.raises(ValueError, match=message):
-            pd.convert(folder, out, target=own_target, force=True)
+        with pytest.raises(kind, match=message):
+            pd.convert(folder, out, target=own_target, overwrite=True)
         assert own_target.read_bytes() == before
     refused(folder / "config.json", tmp_path / "o", target, ValueError, "is a file; give the folder of the checkpoint")
     refused(folder, tmp_path / "o", target, ValueError, "outtype='q4_0' is not one of auto, f32", outtype="q4_0")
@@ -87,12 +95,28 @@ def test_a_failure_while_writing_leaves_nothing(
     refused(folder, tmp_path / "draft.gguf", target, kind, "no space left")
 
 
-def test_a_bar_is_shown_if_it_is_asked_for(
-    folder: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for progress in (False, True):
-        pd.convert(folder, tmp_path / f"{progress}.gguf", target=target, progress=progress)
-        assert ("converting: " in capsys.readouterr().err) == progress
+def test_progress_goes_up_to_all_weights(folder: Path, target: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    pd.convert(folder, tmp_path / "draft.gguf", target=target, progress=lambda *counts: seen.append(counts))
+    done, of = zip(*seen)
+    assert list(done) == sorted(set(done))
+    with pd.Model.header(tmp_path / "draft.gguf") as draft:
+        assert set(of) == {done[-1]} == {draft.info.n_params}
+
+
+def test_a_full_disk(folder: Path, target: Path, tmp_path: Path) -> None:
+    code = """
+        import resource, sys
+        import pyllama_dflash as pd
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+        try:
+            pd.convert(sys.argv[1], sys.argv[3], target=sys.argv[2])
+        except OSError as error:
+            print(error.errno, error.filename)
+    """
+    out = tmp_path / "draft.gguf"
+    assert child.output(code, folder, target, out) == f"{errno.EFBIG} {out}\n"
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_without_the_extra_a_sentence_says_what_to_install(folder: Path, target: Path, tmp_path: Path) -> None:
@@ -114,38 +138,37 @@ def test_without_the_extra_a_sentence_says_what_to_install(folder: Path, target:
 # the command ----------------------------------------------------------------------------------------------------------
 
 
-def command(*args: Any) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-m", "pyllama_dflash", "convert", *map(str, args)]
-    return subprocess.run(arguments, capture_output=True, encoding="utf-8", timeout=120, check=False)
-
-
 def test_the_command_says_what_it_wrote_and_how_to_replace_it(folder: Path, target: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft.gguf"
-    done = command(folder, out, "--target", target, "--outtype", "bf16")
+    done = cli("convert", folder, out, "--target", target, "--outtype", "bf16")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"wrote {out}: DFlash2 draft, 0.7 M parameters, 1.5 MB; it fits {target}\n"
+    rows = dict(re.split("  +", line, maxsplit=1) for line in done.stdout.splitlines())
+    assert rows.pop("size") == "0.7 M parameters, 1.4 MiB"
+    assert rows == {"file": str(out), "kind": "DFlash2 draft", "pairs with target": str(target)}
     with pd.Model.header(out) as draft:
         assert "BF16" in draft.tensor_types
-    again = command(folder, out, "--target", target)
-    assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr == f"pyllama-dflash: error: {out} exists; give another name, or --force to replace it\n"
-    assert command(folder, out, "--target", target, "--force").returncode == 0
+        info = dataclasses.asdict(draft.info)
+    again = fails(1, "convert", folder, out, "--target", target)
+    assert again.endswith(f"{out} is there already; give another path, or --force to replace it\n")
+    done = cli("convert", folder, out, "--target", target, "--outtype", "bf16", "--force", "--json")
+    assert json.loads(done.stdout) == json.loads(json.dumps({"file": str(out), **info}))
+    assert cli("convert", folder, out, "--target", target, "--force").returncode == 0
 
 
 def test_the_command_warns_of_what_a_file_cannot_say(target: Path, tmp_path: Path) -> None:
     made = checkpoints.random(version=1, n_layer=2)
     made.config |= {"use_sliding_window": True, "sliding_window": 64}
     made.config["layer_types"] = ["full_attention", "sliding_attention"]
-    done = command(made.write(tmp_path / "hf"), tmp_path / "draft.gguf", "--target", target)
+    done = cli("convert", made.write(tmp_path / "hf"), tmp_path / "draft.gguf", "--target", target)
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1
     assert "written as not causal, which may lower the acceptance" in done.stderr
 
 
 def test_the_command_needs_a_target_and_names_its_types(folder: Path, target: Path) -> None:
-    done = command(folder, "draft.gguf")
+    done = cli("convert", folder, "draft.gguf")
     assert done.returncode == 2
     assert "the following arguments are required: --target" in done.stderr
-    done = command(folder, "draft.gguf", "--target", target, "--outtype", "q4_k")
+    done = cli("convert", folder, "draft.gguf", "--target", target, "--outtype", "q4_k")
     assert done.returncode == 2
     assert "auto" in done.stderr

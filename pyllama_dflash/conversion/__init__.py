@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Callable, Union
 
 from .._files import DISTRIBUTION
 from ..errors import DFlashError
@@ -24,8 +24,8 @@ def convert(
     *,
     target: PathLike,
     outtype: str = "auto",
-    force: bool = False,
-    progress: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ModelInfo:
     """Convert a DFlash or DFlash2 draft to a GGUF file that opens with its target.
 
@@ -39,15 +39,15 @@ def convert(
         target: GGUF file of the model that the draft was trained for.
         outtype: type of the matrices: f32, f16, bf16, q8_0 or auto, the 16-bit type that the checkpoint has, f16 if it
             has none. Norms and the bases of convolutions are F32; with q8_0, rows that are no multiple of 32 are F16.
-        force: replace a file that is there.
-        progress: show a bar on stderr.
+        overwrite: replace the file if it is there.
+        progress: called in this thread with the number of weights done and of all, after each tensor.
 
     Returns:
         What the new file is.
 
     Raises:
         ValueError: a bad argument, as an `out` that is the target or a part of the checkpoint.
-        FileExistsError: `out` is there, and `force` is not given.
+        OSError: `out` is there already, or cannot be written.
         ModelLoadError: the checkpoint or the target is damaged, incomplete or of a kind that is not supported.
         IncompatibleModelsError: the draft was trained for another target.
         DFlashError: the extra `convert` is not installed.
@@ -56,4 +56,4 @@ def convert(
         raise DFlashError(f"convert needs the gguf package; run: pip install '{DISTRIBUTION}[convert]'")
     from ._run import run  # imports what only a conversion needs
 
-    return run(source, out, target, outtype, force, progress)
+    return run(source, out, target, outtype, overwrite, progress)

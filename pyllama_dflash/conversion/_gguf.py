@@ -12,10 +12,11 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
+from .._replace import naming, writing
+from ..recipes import FILE_TYPES, fitting
 from ._checkpoint import Array
 
 ARCH = "dflash"
-_FILE_TYPES = {Type.F32: 0, Type.F16: 1, Type.Q8_0: 7, Type.BF16: 32}  # llama.cpp's numbers for general.file_type
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,32 @@ class Entry:
     load: Callable[[], Array]
 
     @property
+    def n_weights(self) -> int:
+        """Number of weights."""
+        return math.prod(self.shape)
+
+    @property
     def n_bytes(self) -> int:
         """Size of the data."""
         per_block, size = gguf.GGML_QUANT_SIZES[self.kind]
-        return math.prod(self.shape) // int(per_block) * int(size)
+        return self.n_weights // int(per_block) * int(size)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a file has before its tensors.
+
+    Args:
+        name: of the model.
+        matrices: their type.
+        keys: without the architecture's name where they begin with none; None is left out.
+        tokenizer: keys, values and their types, copied.
+    """
+
+    name: str
+    matrices: Type
+    keys: Mapping[str, Any]
+    tokenizer: Iterable[tuple[str, Any, list[Any]]]
 
 
 def type_of(name: str, shape: tuple[int, ...], matrices: Type) -> Type:
@@ -41,48 +64,56 @@ def type_of(name: str, shape: tuple[int, ...], matrices: Type) -> Type:
     # Norms and sinks are read as F32, and ggml adds nothing else to the bases of convolutions.
     if len(shape) < 2 or not name.endswith(".weight"):
         return Type.F32
-    return matrices if shape[-1] % gguf.GGML_QUANT_SIZES[matrices][0] == 0 else Type.F16
+    return Type[fitting(matrices.name.lower(), shape[-1]).upper()]
 
 
 def write(
-    path: Path,
-    matrices: Type,
-    name: str,
-    keys: Mapping[str, Any],
-    tokenizer: Iterable[tuple[str, Any, list[Any]]],
-    entries: Iterable[Entry],
+    path: Path, place: Path, head: Head, entries: list[Entry], progress: Callable[[int, int], None] | None
 ) -> None:
     """Write a draft.
 
     Args:
         path: the file.
-        matrices: their type.
-        name: of the model.
-        keys: without the architecture's name where they begin with none; None is left out.
-        tokenizer: keys, values and their types, copied.
+        place: the path that messages name it by.
+        head: what is before the tensors.
         entries: the tensors, in their order.
+        progress: called with the number of weights done and of all, after each tensor.
     """
-    writer = gguf.GGUFWriter(path, ARCH)
-    try:
-        writer.add_type("model")
-        writer.add_name(name)
-        writer.add_uint32("general.file_type", _FILE_TYPES[matrices])
-        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        for key, value in keys.items():
-            if value is not None:
-                _add(writer, key if key.startswith("tokenizer.") else f"{ARCH}.{key}", value)
-        for key, value, types in tokenizer:
-            writer.add_key_value(key, value, types[0], *types[1:2])
-        entries = list(entries)
+    n_done, n_all = 0, sum(entry.n_weights for entry in entries)
+    alignment = _start(path, place, head, entries)
+    with writing(path, place) as written:
+        written.write(bytes(-written.tell() % alignment))
         for entry in entries:
-            writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), entry.n_bytes, entry.kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for entry in entries:
-            writer.write_tensor_data(entry.load())
-    finally:
-        writer.close()
+            written.write(np.ascontiguousarray(entry.load()).reshape(-1).view(np.uint8).data)
+            written.write(bytes(-written.tell() % alignment))
+            n_done += entry.n_weights
+            if progress is not None:
+                progress(n_done, n_all)
+
+
+def _start(path: Path, place: Path, head: Head, entries: Iterable[Entry]) -> int:
+    """Write what is before the first tensor's data; return the alignment of each."""
+    writer = gguf.GGUFWriter(None, ARCH)
+    writer.add_type("model")
+    writer.add_name(head.name)
+    writer.add_uint32("general.file_type", FILE_TYPES[head.matrices.name.lower()])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for key, value in head.keys.items():
+        if value is not None:
+            _add(writer, key if key.startswith("tokenizer.") else f"{ARCH}.{key}", value)
+    for key, value, types in head.tokenizer:
+        writer.add_key_value(key, value, types[0], *types[1:2])
+    for entry in entries:
+        writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), entry.n_bytes, entry.kind)
+    alignment = int(writer.data_alignment)
+    with naming(place):
+        try:
+            writer.write_header_to_file(path)
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+        finally:
+            writer.close()
+    return alignment
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -2,69 +2,58 @@
 
 from __future__ import annotations
 
-import importlib.util
-import tempfile
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from gguf import GGMLQuantizationType as Type
 
+from .._replace import check_place, replacing
 from ..errors import ModelLoadError
 from ..model import Model, ModelInfo
+from ..params import check_bool
 from . import OUTTYPES, PathLike
-from ._checkpoint import CONFIG, Array, Checkpoint
+from ._checkpoint import CONFIG, Checkpoint
 from ._config import DraftConfig
 from ._entries import entries_of, with_mask
 from ._formats import read_config
-from ._gguf import Entry, write
+from ._gguf import Head, write
 from ._target import MASK_KEY, TargetFile
 from ._tensors import match
 
 
-def run(source: PathLike, out: PathLike, target: PathLike, outtype: str, force: bool, progress: bool) -> ModelInfo:
+def run(
+    source: PathLike,
+    out: PathLike,
+    target: PathLike,
+    outtype: str,
+    overwrite: bool,
+    progress: Callable[[int, int], None] | None,
+) -> ModelInfo:
     """Convert; see convert()."""
+    check_bool("overwrite", overwrite)
     folder, place = Path(source), Path(out)
     if outtype not in OUTTYPES:
         raise ValueError(f"outtype={outtype!r} is not one of {', '.join(OUTTYPES)}")
     if folder.is_file():
         raise ValueError(f"{folder} is a file; give the folder of the checkpoint, with {CONFIG} in it")
-    _check_place(place, force, [Path(target)], "the target")
+    check_place(place, overwrite, [Path(target)], "the target")
     config = read_config(folder)
     model = TargetFile(target)
     config = replace(config, mask_token=model.check(config, str(folder)))
     _check_config(config, folder)
     checkpoint = Checkpoint(folder)
-    _check_place(place, force, checkpoint.files, "a part of the checkpoint")
+    check_place(place, overwrite, checkpoint.files, "a part of the checkpoint")
     matrices = _stored_type(checkpoint) if outtype == "auto" else Type[outtype.upper()]
     entries = list(entries_of(config, checkpoint, match(config, checkpoint), matrices))
     entries = with_mask(config, folder, model, entries, matrices)
-    # A folder of its own beside the place: the file takes its name in one step, and messages name it by that.
-    with tempfile.TemporaryDirectory(prefix=".convert-", dir=place.parent) as temporary:
-        path = Path(temporary) / place.name
-        write(path, matrices, _name(folder), _keys(config, model), model.tokenizer(), _shown(entries, progress))
+    with replacing(place, overwrite) as path:
+        head = Head(_name(folder), matrices, _keys(config, model), model.tokenizer())
+        write(path, place, head, entries, progress)
         with Model.header(target) as opened, Model.header(path) as draft:
             opened.check_pair(draft)
             info = draft.info
-        if not force and place.exists():  # came while this was at work
-            raise FileExistsError(f"{place} exists; give another name, or force=True to replace it")
-        path.replace(place)
     return info
-
-
-def _check_place(place: Path, force: bool, others: Iterable[Path], what: str) -> None:
-    if place.is_dir():
-        raise ValueError(f"{place} is a folder; give the path of the .gguf file to write")
-    if not place.parent.is_dir():
-        raise ValueError(f"{place}: there is no folder {place.parent}; make it first")
-    if not place.exists():
-        return
-    for other in others:
-        if other.exists() and place.samefile(other):
-            raise ValueError(f"{place} is {what} itself; give another name")
-    if not force:
-        raise FileExistsError(f"{place} exists; give another name, or force=True to replace it")
 
 
 def _check_config(config: DraftConfig, folder: Path) -> None:
@@ -125,24 +114,3 @@ def _name(folder: Path) -> str:
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.rpartition("--")[2]
     return folder.name
-
-
-def _shown(entries: list[Entry], progress: bool) -> Iterable[Entry]:
-    """Return the entries, with a bar that follows their writing."""
-    if not progress or importlib.util.find_spec("tqdm") is None:
-        return entries
-    from tqdm import tqdm
-
-    bar = tqdm(total=sum(entry.n_bytes for entry in entries), unit="B", unit_scale=True, desc="converting", leave=False)
-
-    def counted(entry: Entry) -> Entry:
-        def load() -> Array:
-            data = entry.load()
-            bar.update(entry.n_bytes)
-            if bar.n >= bar.total:
-                bar.close()
-            return data
-
-        return replace(entry, load=load)
-
-    return [counted(entry) for entry in entries]
