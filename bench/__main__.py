@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from . import peer, records, tables, upstream, widths
+from . import drafts, peer, records, tables, upstream, widths
 from .gpu import kernels, matrix, report, sass, shape, shape_tables
 from .records import Record, Sizes
 
@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("round", help="our loop against plain decoding, upstream's own and xllamacpp's")
     run.add_argument("--n-max", type=int, nargs="+", default=[3, 7], metavar="N")
     run.add_argument("--tokens", type=int, default=256, help="to generate for each prompt (default %(default)s)")
-    run.add_argument("--prompts", type=int, metavar="N", help="only so many, kinds mixed; default: all 20")
+    run.add_argument("--prompts", type=int, metavar="N", help="only so many, kinds mixed; default: all")
     run.add_argument("--head", type=int, default=0, metavar="N", help="count upstream's from its N-th token on; 0: all")
     for name, what in (("upstream", "with our patches"), ("upstream-pinned", "with patch 0001 only")):
         run.add_argument(f"--{name}", type=Path, metavar="PATH", help=f"a {upstream.NAME} {what}; default: build it")
@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--gpu-layers", type=int, default=-1, metavar="N", help="of target and draft; -1: all")
         command.add_argument("--repeats", type=int, default=repeats)
         command.add_argument("--out", type=Path, default=Path(f"build/bench/{command.prog.split()[-1]}.jsonl"))
+    drafts.add_parser(commands)
     matrix.add_parser(commands)
     shape.add_parser(commands)
     kernels.add_parser(commands)
@@ -61,6 +62,8 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
         return matrix.measure(matrix.plan(args))
     if args.command == "shape":
         return shape.measure(shape.plan(args))
+    if args.command == "drafts":
+        return drafts.measure(args)
     if args.command == "sass":
         return sass.measure(args.library, args.arch, args.trace)
     from pyllama_dflash import demo_pair  # loads the library, which `gpu` has yet to build and `table` does without
@@ -90,6 +93,8 @@ def show(rows: Sequence[Record], most: float) -> str:
         raise ValueError("the file holds no records; give one that a command wrote")
     if "shape" in kinds:
         return shape_tables.table(rows)
+    if "draft" in kinds:
+        return drafts.table(rows)
     if "pass" in kinds:
         return kernels.table(rows)
     if kinds & {"library", "kernel"}:
