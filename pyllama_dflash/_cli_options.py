@@ -22,6 +22,7 @@ OF_DRAFT = (
     "margin",
     "p_min",
     "fused_draft",
+    "draft_vocab",
 )
 # In llama.cpp's words where it has them.
 VALUES = {
@@ -53,11 +54,13 @@ SWITCHES = {
     "kv_unified": ("-kvu", "--kv-unified"),
     "backend_argmax": ("--no-backend-argmax",),
     "fused_draft": ("--no-fused-draft",),
+    "draft_vocab": ("--no-draft-vocab",),
 }
 _TURNED_OFF = {
     "use_mmap": "read the files into memory instead of mapping them",
     "backend_argmax": "read logits back and pick tokens on the host",
     "fused_draft": "run llama.cpp's own draft graph, the reference",
+    "draft_vocab": "draft any token, whatever the draft's file lists",
 }
 # Of the commands that write a file.
 _OF_A_FILE = {"overwrite=True": "--force", "strict=False": "no --strict", "recipe=": "--recipe="}

@@ -58,7 +58,7 @@ def _rows(facts: Inspection) -> list[tuple[str, str]]:
             ("mask token", f"{info.mask_token} {facts.mask_text!r}"),
         ]
     if info.n_vocab_draft != info.n_vocab:
-        rows.append(("drafted vocabulary", f"{info.n_vocab_draft} tokens"))
+        rows.append(("drafted vocabulary", f"{info.n_vocab_draft} of {info.n_vocab} tokens"))
     if info.selector_top_k:
         rows.append(("selector", f"top {info.selector_top_k}, rank {info.selector_rank}"))
     if facts.shares or info.is_draft:

@@ -27,6 +27,7 @@ _OF_DRAFT = (
     "margin",
     "p_min",
     "fused_draft",
+    "draft_vocab",
 )
 _OF_TARGET_FILE = ("n_gpu_layers", "devices", "split_mode", "main_gpu", "tensor_split")
 _OF_DRAFT_FILE = ("n_gpu_layers_draft", "devices_draft")
@@ -158,6 +159,7 @@ def engine_fields(params: Params) -> dict[str, int]:
         "kv_unified": int(params.kv_unified),
         "backend_argmax": int(params.backend_argmax),
         "fused_draft": int(params.fused_draft),
+        "draft_vocab": int(params.draft_vocab),
         **types,
     }
 

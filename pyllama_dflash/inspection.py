@@ -23,7 +23,7 @@ _P = Params()
 # Those that change what is kept in memory, or where.
 OPTIONS = tuple(name for name in _P.__dataclass_fields__ if name not in ("n_threads", "n_min", "margin", "p_min"))
 _OF_CACHE = ("type_k_draft", "type_v_draft")
-_OF_DRAFT = (*_OF_CACHE, "n_gpu_layers_draft", "devices_draft", "fused_draft")
+_OF_DRAFT = (*_OF_CACHE, "n_gpu_layers_draft", "devices_draft", "fused_draft", "draft_vocab")
 _OF_DRAFT_ALONE = (*_OF_CACHE, "n_gpu_layers_draft", "devices_draft", "use_mmap", "use_mlock", "n_ctx")
 
 
@@ -108,6 +108,7 @@ def inspect(  # noqa: D417 - Params describes the options
     n_max: int | None = _P.n_max,
     backend_argmax: bool = _P.backend_argmax,
     fused_draft: bool = _P.fused_draft,
+    draft_vocab: bool = _P.draft_vocab,
 ) -> Inspection:
     """Describe a GGUF file from its header and, if another is given, say whether the two belong together.
 

@@ -43,7 +43,8 @@ class ModelInfo:
         mask_token: id of the mask token, or None.
         own_embd: whether the file has token embeddings.
         own_head: whether the file has an output head.
-        n_vocab_draft: drafts with a reduced vocabulary: its size; else n_vocab.
+        n_vocab_draft: drafts with a reduced vocabulary, as a head of their own or a list of rows of the target's: its
+            size; else n_vocab.
         n_swa: sliding window in tokens; 0: none.
         causal: drafts: whether the block attends causally.
         bos: id of the beginning-of-sequence token, or None.

@@ -67,6 +67,7 @@ class Params:
     p_min: float = _option(0.0, "cut a draft before the first token less probable than this, 0 to 1; 0: no cut")
     backend_argmax: bool = _option(True, "pick tokens on the device and read no logits back")
     fused_draft: bool = _option(True, "draft in one launch; False runs llama.cpp's own draft graph, the reference")
+    draft_vocab: bool = _option(True, "draft only tokens that the draft's file lists, if it does; False: any token")
 
     def __post_init__(self) -> None:
         _set_int(self, "n_ctx", 0)
@@ -82,7 +83,7 @@ class Params:
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not a string; use {_KV_HELP}")
         _check_draft_options(self)
-        for name in ("kv_unified", "backend_argmax", "fused_draft"):
+        for name in ("kv_unified", "backend_argmax", "fused_draft", "draft_vocab"):
             check_bool(name, getattr(self, name))
 
 

@@ -85,6 +85,7 @@ class Speculator:
         p_min: float = _P.p_min,
         backend_argmax: bool = _P.backend_argmax,
         fused_draft: bool = _P.fused_draft,
+        draft_vocab: bool = _P.draft_vocab,
     ) -> None:
         given = locals()
         params = Params(**{name: given[name] for name in _P.__dataclass_fields__})

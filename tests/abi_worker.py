@@ -29,7 +29,7 @@ SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piec
 SIZES |= {("pld_engine_devices", 2), ("pld_plan", 7), ("pld_model_tensors", 2), ("pld_model_mismatch", 4)}
 SIZES |= {("pld_quantize_header", 6)}
 ENGINE = {"n_ctx": N_CTX, "n_ubatch": 8, "n_threads": 1, "n_max": -1, "flash_attn": -1, "backend_argmax": 0}
-ENGINE |= {"fused_draft": 1}
+ENGINE |= {"fused_draft": 1, "draft_vocab": 1}
 KV = {name: lib.pld_kv_type(b"f16") for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")}
 
 

@@ -102,6 +102,7 @@ OPENED_WITH: dict[str, list[Any]] = {
     "p_min": [-0.1, 1.001, 2, NAN, INF, 10**400, None, *NOT_FLOATS],
     "backend_argmax": [0, 1, None, "true"],
     "fused_draft": [0, 1, None, "true"],
+    "draft_vocab": [0, 1, None, "true"],
 }
 GIVEN_TO_A_CALL: dict[str, list[Any]] = {
     "max_tokens": [-1, 2**31, 2**70, None, *NOT_INTS],

@@ -46,6 +46,7 @@ OPEN = {
     "p_min": 0.0,
     "backend_argmax": True,
     "fused_draft": True,
+    "draft_vocab": True,
 }
 RUN = {
     "max_tokens": 256,

@@ -85,7 +85,7 @@ class File:
 
 
 def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         writer.add_array(key, value)
     elif isinstance(value, bool):
         writer.add_bool(key, value)

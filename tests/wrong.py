@@ -119,6 +119,26 @@ WRONG_DRAFTS: dict[str, tuple[Draft, Change, type[Exception], str]] = {
             ("a negative token", -1, r"its reduced vocabulary \(d2t\) names token -1; there are 431; convert"),
         )
     },
+    **{
+        f"a list of {what}": (like, changed({"draft_vocab": tokens}), pd.ModelLoadError, message)
+        for what, like, tokens, message in (
+            ("tokens with one twice", Draft(), [*range(20), 7], r"\(dflash.draft_vocab\) names token 7 twice; convert"),
+            ("tokens with one too high", Draft(), [*range(20), 431], "names token 431; there are 431; convert"),
+            ("tokens with a negative one", Draft(), [*range(20), -1], "names token -1; there are 431; convert"),
+            ("too few tokens", Draft(), list(range(15)), "names 15 tokens, fewer than its 16 candidates; convert"),
+            ("too few for DFlash", Draft(version=1), list(range(9)), "names 9 tokens, fewer than its 10 candidates"),
+            ("one number", Draft(), 5, "names 1 tokens, fewer than its 16 candidates; convert"),
+            ("no tokens", Draft(), "many", "key dflash.draft_vocab is no list of token ids; convert"),
+            ("fractions", Draft(), [0.5] * 20, "key dflash.draft_vocab is no list of token ids; convert"),
+            ("tokens beside a head", Draft(own=True), list(range(20)), "and it has an output head of its own; convert"),
+            (
+                "tokens beside d2t",
+                Draft(reduced=True),
+                list(range(20)),
+                "and it has an output head of its own; convert",
+            ),
+        )
+    },
     "a reduced vocabulary of fewer tokens than candidates": (
         Draft(reduced=True),
         few_tokens,

@@ -44,7 +44,7 @@ DraftCache::DraftCache(const llama_hparams & h, bool dry_run, ggml_backend_t bac
     if (rotatable && ggml_is_quantized(type_v)) {
         v_rotation_ = ggml_new_tensor_2d(ctx_.get(), GGML_TYPE_F32, ROTATED, ROTATED);
     }
-    memory_ = allocate(ctx_.get(), backend, dry_run);
+    memory_ = allocate(ctx_.get(), ggml_backend_get_default_buffer_type(backend), dry_run);
     require(memory_.buffer != nullptr, PLD_E_MEMORY, format("no memory for a draft's K/V cache of %d cells", n_cells_));
     if (dry_run) {
         return;

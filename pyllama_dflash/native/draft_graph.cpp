@@ -169,6 +169,9 @@ private:
         x                 = tail(x);
         const auto n      = x->ne[1];
         auto *     logits = ggml_mul_mat(ctx_, model_.head(), x);  // [V, n]
+        if (logits->ne[0] > model_.n_head()) {
+            logits = ggml_cont(ctx_, ggml_view_2d(ctx_, logits, model_.n_head(), n, logits->nb[1], 0));
+        }
         if (model_.dflash2()) {
             logits = transform(logits);
         }

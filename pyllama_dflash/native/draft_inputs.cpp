@@ -34,7 +34,7 @@ DraftInputs::DraftInputs(const DraftModel & model, const DraftCache & cache, ggm
 
     ctx_.reset(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
     bytes_ = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I8, static_cast<int64_t>(size));
-    memory_ = allocate(ctx_.get(), backend, model.dry_run());
+    memory_ = allocate(ctx_.get(), ggml_backend_get_default_buffer_type(backend), model.dry_run());
     require(memory_.buffer != nullptr, PLD_E_MEMORY, format("no memory for %zu bytes of a draft's inputs", size));
     if (model.dry_run()) {
         return;

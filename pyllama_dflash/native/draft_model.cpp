@@ -4,6 +4,7 @@
 #include "error.h"
 #include "llama-graph.h"
 #include "llama-model.h"
+#include "log.h"
 
 #include <cmath>
 #include <string>
@@ -60,16 +61,16 @@ void check_layer(const llama_layer & l) {
 
 }  // namespace
 
-DraftModel::DraftModel(const Model & draft, const llama_model & target)
+DraftModel::DraftModel(const Model & draft, const Model & target, bool reduce)
     : dry_run_(draft.dry_run()),
       model_(*draft.llama()),
       facts_(draft.facts()),
-      embd_(model_.tok_embd ? model_.tok_embd : target.tok_embd),
-      head_(model_.output ? model_.output : target.output) {
+      embd_(model_.tok_embd ? model_.tok_embd : target.llama()->tok_embd),
+      head_(model_.output ? model_.output : target.llama()->output) {
     unless(facts_.kind == PLD_KIND_DFLASH || facts_.kind == PLD_KIND_DFLASH2, "it is of another kind");
     check_hparams(model_.hparams);
     unless(embd_ != nullptr && head_ != nullptr, "the target shares no embeddings or no head");
-    unless(model_.fc_s == nullptr && (model_.output ? model_.output_s : target.output_s) == nullptr,
+    unless(model_.fc_s == nullptr && (model_.output ? model_.output_s : target.llama()->output_s) == nullptr,
            "its weights have scales of their own");
     unless(embd_->type == GGML_TYPE_F32 || ggml_get_type_traits(embd_->type)->to_float != nullptr,
            "its embeddings are of a type that is not read here");
@@ -99,24 +100,26 @@ DraftModel::DraftModel(const Model & draft, const llama_model & target)
         unless(device_ == nullptr || dev == device_, "its weights lie on more than one device");
         device_ = dev;
     }
-    if (device_of(head_) != device_) {
-        copy_head();
-    }
+    place_head(draft, target, reduce);
 }
 
-// The head's own buffer knows how to give its rows back, unless they were laid out anew for a CPU.
-void DraftModel::copy_head() {
-    auto * from = head_;
-    unless(ggml_backend_buffer_is_host(from->buffer) || is_gpu(device_of(from)), "the head it shares is laid out for the CPU");
-    const ggml_backend_ptr backend(ggml_backend_dev_init(device_, nullptr));
-    require(backend != nullptr, PLD_E_MEMORY, format("%s could not be opened for the draft", ggml_backend_dev_name(device_)));
-    copy_ctx_.reset(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
-    head_ = ggml_dup_tensor(copy_ctx_.get(), from);
-    copy_ = allocate(copy_ctx_.get(), backend.get(), dry_run_);
-    require(copy_.buffer != nullptr, PLD_E_MEMORY, "no memory for the draft's copy of the target's head");
-    ggml_backend_buffer_set_usage(copy_.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    if (!dry_run_) {
-        ggml_backend_tensor_copy(from, head_);
+// Where the draft computes: as it lies, only the rows that are drafted from, or a copy.
+void DraftModel::place_head(const Model & draft, const Model & target, bool reduce) {
+    if (reduce && !facts_.draft_vocab.empty()) {
+        copy_ = rows_of_head(head_, facts_.draft_vocab, target.header(), device_, draft.repack(), dry_run_);
+        if (copy_.tensor) {
+            head_  = copy_.tensor;
+            vocab_ = facts_.draft_vocab;
+            return;
+        }
+        log::write(log::INFO, draft.header().name() + ": its draft vocabulary is not used, because " + target.header().name() +
+                                  " does not hold the target's head itself");
+    }
+    if (auto * dev = device_of(head_); dev != device_) {
+        // Its own buffer knows how to give its rows back, unless they were laid out anew for a CPU.
+        unless(ggml_backend_buffer_is_host(head_->buffer) || is_gpu(dev), "the head it shares is laid out for the CPU");
+        copy_ = copy_head(head_, device_, dry_run_);
+        head_ = copy_.tensor;
     }
 }
 
@@ -164,12 +167,12 @@ void DraftModel::embed(int32_t token, float * out) const {
 }
 
 int64_t DraftModel::n_token_map() const {
-    return model_.d2t ? model_.d2t->ne[0] : 0;
+    return model_.d2t ? model_.d2t->ne[0] : static_cast<int64_t>(vocab_.size());
 }
 
 std::vector<int32_t> DraftModel::token_map() const {
     if (model_.d2t == nullptr) {
-        return {};
+        return vocab_;
     }
     std::vector<int64_t> ids(static_cast<size_t>(model_.d2t->ne[0]));
     ggml_backend_tensor_get(model_.d2t, ids.data(), 0, ids.size() * sizeof(int64_t));

@@ -1,8 +1,7 @@
 // A draft's weights as our graph needs them: where each lies, and whether the graph knows everything the model does.
 #pragma once
 
-#include "footprint.h"
-#include "ggml-backend.h"
+#include "draft_head.h"
 #include "model.h"
 
 #include <stdexcept>
@@ -19,8 +18,9 @@ struct Unsupported : std::runtime_error {
 
 class DraftModel {
 public:
-    // Throws Unsupported. target: the model whose embeddings and head the draft shares if it has none.
-    DraftModel(const Model & draft, const llama_model & target);
+    // Throws Unsupported. target: the model whose embeddings and head the draft shares if it has none. reduce: of a shared head,
+    // only the rows of the tokens that the draft lists, if it does.
+    DraftModel(const Model & draft, const Model & target, bool reduce);
 
     bool dry_run() const { return dry_run_; }
 
@@ -28,8 +28,10 @@ public:
     const llama_hparams & hparams() const;
     const DraftFacts &    facts() const { return facts_; }
     ggml_tensor *         head() const { return head_; }
-    // Bytes of a head that was copied, since it lay on another device.
-    size_t n_copied() const { return copy_.n_bytes; }
+    // Rows of the head that are tokens: all, or those before its padding.
+    int64_t n_head() const { return vocab_.empty() ? head_->ne[1] : n_token_map(); }
+    // Bytes of a head that was copied, since it lay on another device or only some of its rows are used.
+    size_t n_copied() const { return copy_.memory.n_bytes; }
     // The one device that holds every weight that the graph reads.
     ggml_backend_dev_t device() const { return device_; }
 
@@ -41,12 +43,12 @@ public:
 
     // A token's embedding as the block takes it, written to out[n_embd].
     void embed(int32_t token, float * out) const;
-    // The target's token of each row of a reduced head; empty without one.
+    // The target's token of each row of a head of the draft's or the target's that was reduced; empty for a whole one.
     std::vector<int32_t> token_map() const;
     int64_t              n_token_map() const;
 
 private:
-    void copy_head();
+    void place_head(const Model & draft, const Model & target, bool reduce);
 
     bool                dry_run_;
     const llama_model & model_;
@@ -54,8 +56,8 @@ private:
     ggml_tensor *       embd_;
     ggml_tensor *       head_;
     ggml_backend_dev_t  device_ = nullptr;
-    ggml_context_ptr    copy_ctx_;
-    Allocation          copy_;
+    DraftHead           copy_;
+    std::vector<int32_t> vocab_;  // the tokens of a copy of some rows
 };
 
 }  // namespace pld

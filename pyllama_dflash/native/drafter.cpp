@@ -31,12 +31,6 @@ void require_layers(const Model & target, const Model & draft, const Context & c
     }
 }
 
-int32_t candidates_of(const DraftFacts & facts, int32_t n_vocab) {
-    // DFlash has no selector: its candidates are the best few logits, as many as llama.cpp's own DFlash loop looks at.
-    constexpr int32_t DFLASH_CANDIDATES = 10;
-    return facts.kind == PLD_KIND_DFLASH2 ? facts.selector_top_k : std::min(DFLASH_CANDIDATES, n_vocab);
-}
-
 std::vector<int32_t> token_ids(const float * ids, int32_t n, int32_t n_vocab) {
     std::vector<int32_t> out(static_cast<size_t>(n));
     std::transform(ids, ids + n, out.begin(),
@@ -44,16 +38,17 @@ std::vector<int32_t> token_ids(const float * ids, int32_t n, int32_t n_vocab) {
     return out;
 }
 
-std::unique_ptr<Drafter> make_drafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params) {
+std::unique_ptr<Drafter> make_drafter(std::shared_ptr<Model> model, const Model & target, Context & ctx,
+                                      const pld_engine_params & params) {
     if (params.fused_draft) {
         try {
             const log::Opening opening;  // ggml checks shapes by assertion
-            return std::make_unique<FusedDrafter>(model, target, params);
+            return std::make_unique<FusedDrafter>(model, target, ctx, params);
         } catch (const Unsupported & e) {
             log::write(log::INFO, model->header().name() + ": llama.cpp's own draft graph is used, because " + e.what());
         }
     }
-    return std::make_unique<LlamaDrafter>(std::move(model), target, params);
+    return std::make_unique<LlamaDrafter>(std::move(model), ctx, params);
 }
 
 }  // namespace pld

@@ -55,13 +55,12 @@ private:
 void require_rollback(const Model & target, int32_t n_max);
 void require_layers(const Model & target, const Model & draft, const Context & ctx);
 
-// Candidates of a drafted position.
-int32_t candidates_of(const DraftFacts & facts, int32_t n_vocab);
 // Ids that a graph hands over as floats, -1 for what is none of n_vocab tokens.
 std::vector<int32_t> token_ids(const float * ids, int32_t n, int32_t n_vocab);
 
 // Our own graph where it supports the draft and its place, else llama.cpp's; a log line says why. Turns on the target's layer
 // taps. params: those of the target's context.
-std::unique_ptr<Drafter> make_drafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params);
+std::unique_ptr<Drafter> make_drafter(std::shared_ptr<Model> model, const Model & target, Context & ctx,
+                                      const pld_engine_params & params);
 
 }  // namespace pld

@@ -52,7 +52,7 @@ void Engine::open() {
     llama_set_argmax(ctx_->get(), params_.backend_argmax);
     if (draft_) {
         require_layers(*target_, *draft_, *ctx_);
-        drafter_ = make_drafter(draft_, *ctx_, params_);
+        drafter_ = make_drafter(draft_, *target_, *ctx_, params_);
     }
 }
 

@@ -61,9 +61,8 @@ std::vector<pld_device_memory> Footprint::rows() const {
     return out;
 }
 
-Allocation allocate(ggml_context * ctx, ggml_backend_t backend, bool dry_run) {
+Allocation allocate(ggml_context * ctx, ggml_backend_buffer_type_t buft, bool dry_run) {
     Allocation out;
-    auto *     buft = ggml_backend_get_default_buffer_type(backend);
     if (!dry_run) {
         out.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
         out.n_bytes = out.buffer ? ggml_backend_buffer_get_size(out.buffer.get()) : 0;

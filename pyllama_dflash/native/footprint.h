@@ -34,6 +34,6 @@ struct Allocation {
 };
 
 // The buffer is null if there is no memory.
-Allocation allocate(ggml_context * ctx, ggml_backend_t backend, bool dry_run);
+Allocation allocate(ggml_context * ctx, ggml_backend_buffer_type_t buft, bool dry_run);
 
 }  // namespace pld

@@ -24,14 +24,14 @@ ggml_backend_t open_backend(ggml_backend_dev_t device, int32_t cuda_graphs) {
 
 }  // namespace
 
-FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params)
+FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, const Model & target, Context & ctx, const pld_engine_params & params)
     : model_(std::move(model)),
-      target_(target),
-      n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target.get())))),
+      target_(ctx),
+      n_vocab_(target.n_vocab()),
       n_candidates_(candidates_of(model_->facts(), n_vocab_)),
       max_rows_(std::max(params.n_ubatch, params.n_max + 1)),
       flash_attn_(params.flash_attn != 0),
-      draft_(*model_, *llama_get_model(target.get())),
+      draft_(*model_, target, params.draft_vocab != 0),
       backend_(open_backend(draft_.device(), params.cuda_graphs)),
       cpu_(ggml_backend_is_cpu(backend_.get())),
       cache_(draft_.hparams(), draft_.dry_run(), backend_.get(), static_cast<ggml_type>(params.type_k_draft),
@@ -40,7 +40,7 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, Context & target, const
       graphs_(backend_.get(), model_->dry_run(), [this](const DraftShape & s) {
           return build_draft_graph(draft_, cache_, inputs_, s.rows, s.features, n_candidates_, flash_attn_);
       }) {
-    if (draft_.head()->ne[1] < n_candidates_) {
+    if (draft_.n_head() < n_candidates_) {
         throw Unsupported("its head has fewer tokens than a draft has candidates");
     }
     const bool choose = params.flash_attn < 0 && !ggml_is_quantized(static_cast<ggml_type>(params.type_v_draft));
@@ -54,9 +54,9 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, Context & target, const
         reserve_largest();
     }
     for (const auto id : model_->facts().target_layers) {
-        llama_set_embeddings_layer_inp(target.get(), static_cast<uint32_t>(id), true);
+        llama_set_embeddings_layer_inp(ctx.get(), static_cast<uint32_t>(id), true);
     }
-    llama_set_embeddings_layer_inp_device(target.get(), true);
+    llama_set_embeddings_layer_inp_device(ctx.get(), true);
 }
 
 // The two graphs that need most room: a whole batch of the target's without a block, and the widest round.

@@ -10,7 +10,7 @@ namespace pld {
 class FusedDrafter : public Drafter {
 public:
     // Throws Unsupported where only llama.cpp's graph will do.
-    FusedDrafter(std::shared_ptr<Model> model, Context & target, const pld_engine_params & params);
+    FusedDrafter(std::shared_ptr<Model> model, const Model & target, Context & ctx, const pld_engine_params & params);
 
     bool    fused() const override { return true; }
     int32_t n_candidates() const override { return n_candidates_; }

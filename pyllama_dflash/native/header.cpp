@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 namespace pld {
 
@@ -237,12 +236,27 @@ std::vector<int64_t> Header::tensor_integers(const char * name) const {
     }
     std::vector<int64_t> out(gguf_get_tensor_size(gguf_.get(), id) / sizeof(int64_t));
     std::ifstream        file(path_, std::ios::binary);
-    file.seekg(static_cast<std::streamoff>(gguf_get_data_offset(gguf_.get()) + gguf_get_tensor_offset(gguf_.get(), id)));
-    file.read(reinterpret_cast<char *>(out.data()), static_cast<std::streamsize>(out.size() * sizeof(int64_t)));
-    if (!file) {
-        fail(format("tensor %s could not be read", name));
+    read(file, name, 0, reinterpret_cast<char *>(out.data()), out.size() * sizeof(int64_t));
+    return out;
+}
+
+std::vector<char> Header::tensor_rows(const char * name, const std::vector<int32_t> & rows) const {
+    const auto        size = ggml_row_size(tensor_type(name), tensor_ne(name, 0));
+    std::vector<char> out(rows.size() * size);
+    std::ifstream     file(path_, std::ios::binary);
+    for (size_t i = 0; i < rows.size(); ++i) {
+        read(file, name, static_cast<size_t>(rows[i]) * size, &out[i * size], size);
     }
     return out;
+}
+
+void Header::read(std::ifstream & file, const char * tensor, size_t at, char * out, size_t n) const {
+    const auto begin = gguf_get_data_offset(gguf_.get()) + gguf_get_tensor_offset(gguf_.get(), gguf_find_tensor(gguf_.get(), tensor));
+    file.seekg(static_cast<std::streamoff>(begin + at));
+    file.read(out, static_cast<std::streamsize>(n));
+    if (!file) {
+        fail(format("tensor %s could not be read", tensor));
+    }
 }
 
 std::vector<pld_tensor_info> Header::tensors() const {

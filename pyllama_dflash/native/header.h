@@ -5,6 +5,7 @@
 #include "gguf.h"
 
 #include <cstdint>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,8 @@ public:
     ggml_type   tensor_type(const char * name) const;  // GGML_TYPE_COUNT if the file does not have it
     // The values of an I64 tensor, read from the file. Throws Error(PLD_E_LOAD) if it has another type or can't be read.
     std::vector<int64_t> tensor_integers(const char * name) const;
+    // The bytes of some rows of a matrix, read from the file; each is less than ne[1]. Throws Error(PLD_E_LOAD).
+    std::vector<char> tensor_rows(const char * name, const std::vector<int32_t> & rows) const;
     std::vector<pld_tensor_info> tensors() const;
 
     bool has(const std::string & key) const { return gguf_find_key(gguf_.get(), key.c_str()) >= 0; }
@@ -59,6 +62,8 @@ private:
 
     [[noreturn]] void fail(const std::string & what) const;
     [[noreturn]] void damaged(const std::string & what) const;  // and the fix is added
+    // n bytes of a tensor, from a place in it on.
+    void              read(std::ifstream & file, const char * tensor, size_t at, char * out, size_t n) const;
     void              check_extents(int64_t file_size);
     void              check_hparams() const;
     void              check_vocab();

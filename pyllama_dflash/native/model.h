@@ -22,6 +22,7 @@ public:
     const DraftFacts & facts() const { return facts_; }
     pld_model_info     info() const;
     bool               dry_run() const { return dry_run_; }
+    bool               repack() const { return load_.llama().use_extra_bufts; }
 
     // The weights; throws Error(PLD_E_ARGUMENT) if only the header was opened.
     llama_model *       llama() const;

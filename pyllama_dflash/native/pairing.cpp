@@ -106,21 +106,52 @@ std::string other_draft(const Header & h) {
 }
 
 // A reduced vocabulary names each of its tokens once.
-void check_token_map(const Header & h) {
+void check_tokens(const Header & h, const std::vector<int64_t> & tokens, const char * where) {
     std::vector<bool> seen(static_cast<size_t>(h.n_vocab()));
-    for (const auto token : h.tensor_integers("d2t")) {
+    for (const auto token : tokens) {
         if (token < 0 || token >= h.n_vocab()) {
-            damaged(h, format("its reduced vocabulary (d2t) names token %lld; there are %lld", (long long) token,
+            damaged(h, format("its reduced vocabulary (%s) names token %lld; there are %lld", where, (long long) token,
                            (long long) h.n_vocab()));
         }
         if (seen[static_cast<size_t>(token)]) {
-            damaged(h, format("its reduced vocabulary (d2t) names token %lld twice", (long long) token));
+            damaged(h, format("its reduced vocabulary (%s) names token %lld twice", where, (long long) token));
         }
         seen[static_cast<size_t>(token)] = true;
     }
 }
 
+std::vector<int32_t> draft_vocab(const Header & h, bool own_head) {
+    const auto key = h.key("draft_vocab");
+    if (!h.has(key)) {
+        return {};
+    }
+    if (own_head) {
+        damaged(h, "key " + key + " lists rows of the target's head, and it has an output head of its own");
+    }
+    const auto tokens = h.integers(key);
+    if (tokens.empty()) {
+        damaged(h, "key " + key + " is no list of token ids");
+    }
+    check_tokens(h, tokens, key.c_str());
+    return {tokens.begin(), tokens.end()};
+}
+
+// Of a list in the metadata: a draft whose candidates were fewer would be another model.
+void check_enough(const Header & h, const DraftFacts & f) {
+    const auto n = candidates_of(f, static_cast<int32_t>(h.n_vocab()));
+    if (!f.draft_vocab.empty() && f.n_vocab_draft < n) {
+        damaged(h, format("its reduced vocabulary (%s) names %d tokens, fewer than its %d candidates", h.key("draft_vocab").c_str(),
+                       f.n_vocab_draft, n));
+    }
+}
+
 }  // namespace
+
+int32_t candidates_of(const DraftFacts & facts, int32_t n_vocab) {
+    // DFlash has no selector: its candidates are the best few logits, as many as llama.cpp's own DFlash loop looks at.
+    constexpr int32_t DFLASH_CANDIDATES = 10;
+    return facts.kind == PLD_KIND_DFLASH2 ? facts.selector_top_k : std::min(DFLASH_CANDIDATES, n_vocab);
+}
 
 DraftFacts draft_facts(const Header & h) {
     DraftFacts f;
@@ -152,7 +183,11 @@ DraftFacts draft_facts(const Header & h) {
             damaged(h, format("maps %d draft tokens (d2t) onto %lld, and %s an output head", f.n_vocab_draft,
                            (long long) h.n_vocab(), f.own_head ? "has" : "lacks"));
         }
-        check_token_map(h);
+        check_tokens(h, h.tensor_integers("d2t"), "d2t");
+    }
+    f.draft_vocab = draft_vocab(h, f.own_head);
+    if (!f.draft_vocab.empty()) {
+        f.n_vocab_draft = static_cast<int32_t>(f.draft_vocab.size());
     }
 
     const bool v2_keys = h.has(h.key("selector_rank")) || h.has(h.key("selector_top_k"));
@@ -161,11 +196,13 @@ DraftFacts draft_facts(const Header & h) {
             damaged(h, "has DFlash2 keys but no tensor selector_hidden.weight: incomplete DFlash2 draft");
         }
         f.kind = PLD_KIND_DFLASH;
+        check_enough(h, f);
         return f;
     }
     f.kind           = PLD_KIND_DFLASH2;
     f.selector_rank  = positive(h, "selector_rank");
     f.selector_top_k = positive(h, "selector_top_k");
+    check_enough(h, f);
     const auto n_embd = h.integer(h.key("embedding_length")).value_or(0);
     const auto group  = positive(h, "conv_group_size");
     const auto taps   = positive(h, "conv_kernel_size");

@@ -21,7 +21,11 @@ struct DraftFacts {
     bool                 own_embd       = false;
     bool                 own_head       = false;
     int32_t              n_vocab_draft  = 0;
+    std::vector<int32_t> draft_vocab;  // tokens whose rows of the target's head suffice for drafts, in their order; empty: all
 };
+
+// Candidates of a drafted position.
+int32_t candidates_of(const DraftFacts & facts, int32_t n_vocab);
 
 // Throws Error(PLD_E_LOAD), naming the key or tensor, for a DFlash draft that is damaged or incomplete.
 DraftFacts draft_facts(const Header & header);

@@ -45,7 +45,7 @@ std::vector<pld_device_memory> measure(const Model & target, const std::shared_p
     if (draft) {
         require_rollback(target, params.n_max);
         require_layers(target, *draft, ctx);
-        make_drafter(draft, ctx, params)->footprint(out);
+        make_drafter(draft, target, ctx, params)->footprint(out);
     }
     auto rows = out.rows();
     add_dequantised(rows, target, params);

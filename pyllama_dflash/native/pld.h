@@ -112,7 +112,7 @@ typedef struct pld_model_info {
     int32_t mask_token;     /* -1: none */
     int32_t own_embd;       /* 1: the file has token embeddings */
     int32_t own_head;       /* 1: the file has an output head */
-    int32_t n_vocab_draft;  /* drafts with a reduced vocabulary (d2t); else n_vocab */
+    int32_t n_vocab_draft;  /* drafts with a reduced vocabulary (d2t, or dflash.draft_vocab for a shared head); else n_vocab */
     int32_t n_swa;          /* sliding window in tokens; 0: none */
     int32_t causal;         /* drafts: 1 if the block attends causally */
     int32_t bos;            /* -1: none */
@@ -202,6 +202,7 @@ typedef struct pld_engine_params {
     int32_t cuda_graphs; /* -1 from compute capability 7.0 on, 0 never, 1 on any card */
     int32_t backend_argmax; /* 1: argmax in the graph, no logits are read back; 0: logits are read back */
     int32_t fused_draft;    /* 1: our own graph of the draft where it can run; 0: llama.cpp's, the reference */
+    int32_t draft_vocab;    /* 1: our own graph reads only the head's rows that dflash.draft_vocab lists; 0: all */
 } pld_engine_params;
 
 typedef struct pld_engine_info {
