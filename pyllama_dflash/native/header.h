@@ -5,7 +5,7 @@
 #include "gguf.h"
 
 #include <cstdint>
-#include <fstream>
+#include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
