@@ -19,12 +19,12 @@ LINES = (Path(__file__).resolve().parents[1] / "bench/prompts.jsonl").read_text(
 PROMPTS = [(line["kind"], line["text"]) for line in map(json.loads, LINES)]
 # Of each prompt's first 64 tokens: rounds, tokens drafted and accepted.
 GOLDEN = {
-    0: (16, 108, 48),
-    3: (8, 56, 56),
-    5: (34, 213, 30),
-    12: (14, 98, 42),
-    14: (12, 81, 52),
-    17: (15, 105, 43),
+    0: (12, 78, 52),
+    3: (9, 62, 55),
+    5: (24, 150, 40),
+    12: (14, 95, 50),
+    14: (11, 76, 53),
+    17: (24, 151, 40),
 }
 OPTIONS: dict[str, Any] = {"n_ctx": 512}
 Same = Callable[[Any, pd.Result, pd.Result], None]
@@ -102,8 +102,8 @@ def test_l3_all_prompts(spec: pd.Speculator, plain: pd.Speculator, assert_same: 
             counts[name][1] += ours.stats.draft_n_accepted
     mean_len = {name: 1 + accepted / n_rounds for name, (n_rounds, accepted) in counts.items()}
     print(mean_len)
-    assert mean_len["all"] >= 2.8
-    assert mean_len["code"] >= 3.5
+    assert mean_len["all"] >= 3.3
+    assert mean_len["code"] >= 4.0
 
 
 @pytest.mark.slow
