@@ -12,7 +12,7 @@ import ggufile
 import pytest
 from gguf import GGMLQuantizationType
 from ggufile import I32, U32, Parts
-from tiny import N_EMBD, Draft, Files, Target
+from tiny import N_EMBD, N_VOCAB, Draft, Files, Target
 
 Job = dict[str, Any]
 Pair = tuple[Path, Path]
@@ -32,7 +32,7 @@ ALLOWED = (
 def wholes(files: Files) -> list[tuple[Pair, str]]:
     """Pairs, and which of the two to damage."""
     target = Target()
-    drafts = [Draft(), Draft(version=1, reduced=True, window=16)]
+    drafts = [Draft(keys=(("draft_vocab", tuple(range(0, N_VOCAB, 2))),)), Draft(version=1, reduced=True, window=16)]
     return [
         (files.pair(target, drafts[0]), "target"),
         (files.pair(target, drafts[0]), "draft"),
