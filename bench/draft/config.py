@@ -88,14 +88,10 @@ def read(path: Path, changes: list[str]) -> Settings:
     """
     tree = tomllib.loads(path.read_text(encoding="utf-8"))
     for change in changes:
-        *parents, last = (name := change.partition("=")[0]).split(".")
-        place = tree
-        for parent in parents:
-            place = place.get(parent, {})
-        if last not in place:
-            raise ValueError(f"there is no setting {name}")
-        place[last] = tomllib.loads(f"x = {change.partition('=')[2]}")["x"]
+        _change(tree, change)
+    _check("settings", tree, {field.name for field in fields(Settings)} - {"variants"})
     target = tree["target"]
+    _check("[target]", target, {"path", "variants"})
     return Settings(
         name=tree["name"],
         license=tree["license"],
@@ -108,9 +104,26 @@ def read(path: Path, changes: list[str]) -> Settings:
     )
 
 
+def _change(tree: dict[str, Any], change: str) -> None:
+    name, _, value = change.partition("=")
+    *parents, last = name.split(".")
+    place: Any = tree
+    for parent in parents:
+        place = place.get(parent) if isinstance(place, dict) else None
+    if not isinstance(place, dict) or last not in place:
+        raise ValueError(f"there is no setting {name}")
+    try:
+        place[last] = tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        raise ValueError(f"{name}={value} is no TOML value; text is in double quotes") from None
+
+
 def _part(kind: type[T], name: str, tree: dict[str, Any]) -> T:
-    have, want = set(tree[name]), {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if have != want:
-        wrong = sorted(have ^ want)
-        raise ValueError(f"[{name}]: {', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} missing or unknown")
+    _check(f"[{name}]", tree[name], {field.name for field in fields(kind)})  # type: ignore[arg-type]
     return kind(**tree[name])
+
+
+def _check(where: str, have: dict[str, Any], want: set[str]) -> None:
+    wrong = sorted(set(have) ^ want)
+    if wrong:
+        raise ValueError(f"{where}: {', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} missing or unknown")

@@ -39,27 +39,33 @@ class Prompter:
         return text + (self.chance.choice(self.patterns["after"]) if kind in ("chat", "story", "list", "code") else "")
 
     def fill(self, pattern: str) -> str:
-        """Put words in a pattern's places; {n2} and the like are further numbers of a row."""
+        """Put words in a pattern's places: in {topic2} another than in {topic}; {n2} and the like go on a row."""
         first, step = self.chance.randrange(1, 20), self.chance.randrange(1, 12)
+        filled: dict[str, str] = {}
 
         def word(match: re.Match[str]) -> str:
             name, whole = match[1], match[0][1:-1]
             if re.fullmatch(r"n[234]", whole) or (whole == "n" and "{n2}" in pattern):
                 return str(first + step * (int(whole[1:] or 1) - 1))
-            if name in NUMBERS:
-                return str(self.chance.randrange(*NUMBERS[name]))
-            if name == "passage":
-                return " ".join(self.fill("{sentence}") for _ in range(self.chance.randrange(2, 6)))
-            if name == "misspelt":
-                return self.misspell(self.fill("{passage}"))
-            if name == "words":
-                source = self.words[
-                    self.chance.choice(["goods", "ingredient", "place", "activity", "firstname", "object"])
-                ]
-                return ", ".join(self.chance.sample(source, min(len(source), self.chance.randrange(4, 10))))
-            return self.fill(self.chance.choice(self.words[name]))
+            others = [text for hole, text in filled.items() if hole != whole and hole.rstrip("23") == name]
+            while whole not in filled or filled[whole] in others:
+                filled[whole] = self.word(name)
+            return filled[whole]
 
         return FIELD.sub(word, pattern)
+
+    def word(self, name: str) -> str:
+        """Text for a place of a name."""
+        if name in NUMBERS:
+            return str(self.chance.randrange(*NUMBERS[name]))
+        if name == "passage":
+            return " ".join(self.fill("{sentence}") for _ in range(self.chance.randrange(2, 6)))
+        if name == "misspelt":
+            return self.misspell(self.fill("{passage}"))
+        if name == "words":
+            source = self.words[self.chance.choice(["goods", "ingredient", "place", "activity", "firstname", "object"])]
+            return ", ".join(self.chance.sample(source, min(len(source), self.chance.randrange(4, 10))))
+        return self.fill(self.chance.choice(self.words[name]))
 
     def misspell(self, text: str) -> str:
         """Swap, drop or double a letter in some words."""
