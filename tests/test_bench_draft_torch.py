@@ -156,10 +156,10 @@ def test_repeats_are_those_of_a_plain_loop(run: int, furthest: int, length: int)
 
 
 def test_weights_fall_by_slot_and_after_a_wrong_one() -> None:
-    valid = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
-    right = torch.tensor([[True, False, True], [False, True, True], [True, True, True]])
-    fall = [math.exp(-slot / 4) for slot in range(3)]
-    want = torch.tensor([[fall[0], fall[1], 0.5 * fall[2]], [0.3 * fall[0], 0, 0], [0, 0, 0]])
+    valid = torch.tensor([[True] * 4, [True] + [False] * 3, [False] * 4])
+    right = torch.tensor([[True, False, True, True], [False] + [True] * 3, [True] * 4])
+    fall = [math.exp(-slot / 4) for slot in range(4)]
+    want = torch.tensor([[fall[0], fall[1], 0.5 * fall[2], 0.5 * fall[3]], [0.3 * fall[0], 0, 0, 0], [0] * 4])
     found = losses.slot_weights(valid, right, 4.0, 0.5, torch.tensor([1.0, 0.3, 1.0]))
     assert torch.allclose(found, want / want.sum())
     none = losses.slot_weights(valid[2:], right[2:], 4.0, 0.5, torch.ones(1))
@@ -205,6 +205,8 @@ def test_a_token_that_is_no_candidate_is_learned_and_not_right() -> None:
     found = losses.select(hidden, logits, torch.tensor([0, 1]), before, swayed, head, 2)
     assert found.scores.tolist() == [[4, 83], [4, 83]]
     assert found.right.tolist() == [False, True]
+    swayed[1][99] = 2  # best of what is scored, but not found by the logits
+    assert losses.select(hidden, logits, torch.tensor([1, 99]), before, swayed, head, 2).right.tolist() == [True, False]
 
 
 # optimizer --------------------------------------------------------------------------------------------------------
