@@ -62,7 +62,7 @@ def test_exported_weights_are_those_of_the_network(bundled: Any, demo: tuple[Pat
         assert ours[name].shape == weight.shape, name
         assert np.array_equal(ours[name], weight.astype(np.float16) if weight.ndim == 2 else weight), name
     one, other = (gguf.GGUFReader(path).fields for path in (bundled[2], demo[1]))
-    assert set(other) - set(one) <= {"general.quantized_by", "dflash.draft_vocab"}
+    assert set(other) - set(one) <= {"general.quantized_by", "general.quantization_version", "dflash.draft_vocab"}
     for name in set(other) & set(one):
         if not name.startswith(("GGUF.", "general.")):
             assert one[name].contents() == other[name].contents(), name
