@@ -9,9 +9,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from . import drafts, peer, records, tables, upstream, widths
-from .gpu import kernels, matrix, report, sass, shape, shape_tables
-from .records import Record, Sizes
+try:
+    from . import drafts, peer, records, tables, upstream, widths
+    from .gpu import kernels, matrix, report, sass, shape, shape_tables
+    from .records import Record, Sizes
+except ModuleNotFoundError as error:
+    raise SystemExit(f"python -m bench needs {error.name}; run: pip install '.[bench,demo]'") from None
 
 
 def parser() -> argparse.ArgumentParser:
