@@ -183,6 +183,8 @@ def _plan(model: Model, rule: Recipe, rows: list[dict[str, Any]]) -> tuple[Quant
     plan = []
     for row in rows:
         name, source = row["name"], row["type"]
+        if not row["n_params"]:
+            raise ModelLoadError(f"{model.path}: tensor {name} has no weights; download or convert the file again")
         shape = tuple(reversed(row["ne"]))
         while len(shape) > 1 and shape[0] == 1:
             shape = shape[1:]

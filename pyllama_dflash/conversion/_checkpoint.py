@@ -21,6 +21,7 @@ Array = npt.NDArray[Any]
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+MASK = "mask_embedding.pt"
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "BOOL": "|b1"}
 _MOST_HEADER = 100 << 20  # what the format allows
 _AGAIN = "truncated or damaged; download it again"
@@ -61,17 +62,37 @@ class Checkpoint:
             if name not in tensors or tensors[name].path.name != part_name:
                 raise ModelLoadError(f"{folder / part_name}: tensor {name} of {INDEX} is missing; download both again")
         self.tensors = dict(sorted(tensors.items()))
-        self.files = [folder / CONFIG, *parts]
+        self.files = [folder / CONFIG, folder / INDEX, folder / MASK, *parts]  # the second and third may not be there
 
     def read(self, name: str) -> Array:
-        """Return a tensor: F16 as float16, other floats as float32, whole numbers as they are."""
-        stored = self.tensors[name]
-        raw = np.fromfile(stored.path, _DTYPES[stored.dtype], math.prod(stored.shape), offset=stored.offset)
+        """Return a tensor: F16 as float16, other floats as float32, whole numbers as they are.
+
+        Raises:
+            ModelLoadError: the file has shrunk since it was opened, or a weight is no finite number.
+        """
+        stored, count = self.tensors[name], math.prod(self.tensors[name].shape)
+        raw = np.fromfile(stored.path, _DTYPES[stored.dtype], count, offset=stored.offset)
+        if raw.size != count:
+            raise ModelLoadError(f"{stored.path}: tensor {name} is cut off: {_AGAIN}")
         if stored.dtype == "BF16":  # the upper half of a float32
             raw = (raw.astype(np.uint32) << 16).view(np.float32)
         elif stored.dtype == "F64":
-            raw = raw.astype(np.float32)
+            with np.errstate(over="ignore"):  # what float32 cannot hold is found below
+                raw = raw.astype(np.float32)
+        check_finite(stored.path, name, raw)
         return raw.reshape(stored.shape)
+
+
+def check_finite(path: Path, name: str, weights: Array) -> None:
+    """Raise ModelLoadError if a weight is NaN or infinite: it would spoil every draft without a word."""
+    if weights.dtype.kind == "f" and not np.isfinite(weights).all():
+        raise ModelLoadError(f"{path}: tensor {name} has a weight that is not finite; download or train it again")
+
+
+def _check_regular(path: Path) -> None:
+    """Raise ModelLoadError for a pipe, a device or a folder; what is not there is for the reader to report."""
+    if path.exists() and not path.is_file():
+        raise ModelLoadError(f"{path}: is no regular file; give the folder of a checkpoint")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -80,6 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelLoadError: there is no such file, or it is not that.
     """
+    _check_regular(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -114,6 +136,7 @@ def _parts(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _header(path: Path) -> dict[str, Stored]:
+    _check_regular(path)
     with path.open("rb") as file:
         size = path.stat().st_size
         start = file.read(8)
@@ -124,7 +147,7 @@ def _header(path: Path) -> dict[str, Stored]:
             entries = json.loads(file.read(length).decode("utf-8"))
             entries.pop("__metadata__", None)
             return {name: _stored(path, name, entry, 8 + length, size) for name, entry in entries.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             raise ModelLoadError(f"{path}: the header of safetensors is not readable: {_AGAIN}") from None
 
 

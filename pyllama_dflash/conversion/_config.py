@@ -10,6 +10,8 @@ from typing import Any
 
 from ..errors import ModelLoadError
 
+MOST_F32 = 3.4e38
+
 
 @dataclass(frozen=True)
 class DraftConfig:
@@ -108,8 +110,10 @@ class Lookup:
         value = self.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(float(min(value, 1))):
             raise self.fail(f"{key}={value!r} is not a number; correct it")
+        if not -MOST_F32 <= value <= MOST_F32:
+            raise self.fail(f"{key} is out of range of a float32; correct it")
         return float(value)
 
     def flag(self, key: str) -> bool | None:

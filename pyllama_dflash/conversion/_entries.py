@@ -10,13 +10,14 @@ from gguf import GGMLQuantizationType as Type
 from gguf import quantize
 
 from ..errors import ModelLoadError
-from ._checkpoint import Array, Checkpoint
+from ._checkpoint import MASK, Array, Checkpoint
 from ._config import DraftConfig
 from ._gguf import Entry, type_of
-from ._mask import NAME as MASK_FILE
 from ._mask import read_mask
 from ._target import TargetFile
 from ._tensors import Wanted
+
+_MOST = {Type.F16: 65504, Type.Q8_0: 65504 * 127}  # whose scale is an F16
 
 
 def entries_of(
@@ -31,6 +32,11 @@ def entries_of(
                 return _token_map(config, checkpoint.tensors[stored].path, data)
             if tensor.turned and config.interleaved:
                 data = _halves(data, config.d_head)
+            if float(np.abs(data).max(initial=0)) > _MOST.get(kind, np.inf):
+                raise ModelLoadError(
+                    f"{checkpoint.tensors[stored].path}: tensor {stored} has weights beyond the range of {kind.name}; "
+                    "convert it as bf16 or f32"
+                )
             out: Array = np.ascontiguousarray(quantize(data, kind))
             return out
 
@@ -71,9 +77,7 @@ def with_mask(
     by_name = {entry.name: entry for entry in entries}
     found, shape = model.table("token_embd.weight"), (config.n_vocab, config.n_embd)
     if found is None or found.shape != shape:
-        raise ModelLoadError(
-            f"{folder / MASK_FILE}: {model.name} has no embeddings of shape {list(shape)} to put it in"
-        )
+        raise ModelLoadError(f"{folder / MASK}: {model.name} has no embeddings of shape {list(shape)} to put it in")
     own, embeddings, head = by_name.get("token_embd.weight"), found, model.table("output.weight") or found
     kind = type_of("token_embd.weight", shape, matrices)
 

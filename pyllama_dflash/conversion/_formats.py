@@ -39,7 +39,10 @@ def read_config(folder: Path) -> DraftConfig:
     """
     path = folder / CONFIG
     top = Lookup(path, read_json(path))
-    if top.get("speculators_model_type") is not None or top.get("transformer_layer_config") is not None:
+    kind = top.get("speculators_model_type")
+    if not isinstance(kind, (str, type(None))):
+        raise top.fail(f"speculators_model_type={kind!r} is no name; use the config.json that came with the checkpoint")
+    if kind is not None or top.get("transformer_layer_config") is not None:
         return _speculators(top)
     return _zlab(top)
 

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelLoadError
-from ._checkpoint import Array
+from ._checkpoint import MASK, Array, check_finite
 
-NAME = "mask_embedding.pt"
 _STORAGES = {"FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2", "DoubleStorage": "<f8"}
 
 
@@ -46,8 +45,12 @@ class _Unpickler(pickle.Unpickler):
         return raw.astype(np.float32)
 
 
-def _tensor(storage: Array, offset: int, shape: tuple[int, ...], *_: Any) -> Array:
-    return storage[offset : offset + math.prod(shape)].reshape(shape)
+def _tensor(storage: Array, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Array:
+    if offset < 0 or min(stride, default=0) < 0 or math.prod(shape) > storage.size:
+        raise ValueError(f"a tensor of shape {list(shape)} does not lie in {storage.size} values")
+    places = offset + sum(at * step for at, step in zip(np.indices(shape), stride))
+    found: Array = storage[places]
+    return found
 
 
 def read_mask(folder: Path, mask_token: int, n_embd: int) -> Array | None:
@@ -56,7 +59,7 @@ def read_mask(folder: Path, mask_token: int, n_embd: int) -> Array | None:
     Raises:
         ModelLoadError: the file is damaged, or for another token or width.
     """
-    path = folder / NAME
+    path = folder / MASK
     if not path.is_file():
         return None
     try:
@@ -77,4 +80,5 @@ def read_mask(folder: Path, mask_token: int, n_embd: int) -> Array | None:
         raise ModelLoadError(
             f"{path}: the embedding has shape {list(shape)}, not [{n_embd}]; download the checkpoint again"
         )
+    check_finite(path, "embedding", row)
     return np.asarray(row)

@@ -39,6 +39,8 @@ def rope_of(transformer: Lookup, prefer: str, d_head: int) -> tuple[dict[str, An
     keys: dict[str, Any] = {"rope.freq_base": base}
     partial = rope.number("partial_rotary_factor")
     if partial is not None:
+        if not 0 < partial <= 1 or int(d_head * partial) % 2:
+            raise rope.fail(f"partial_rotary_factor={partial} is no share of a head with an even part; correct it")
         keys["rope.dimension_count"] = int(d_head * partial)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":

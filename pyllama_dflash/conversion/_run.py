@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
@@ -110,7 +111,7 @@ def _keys(c: DraftConfig, model: TargetFile) -> dict[str, Any]:
 
 def _name(folder: Path) -> str:
     """Return the folder's name, and that of the repository where the folder is in the hub's cache."""
-    folder = folder.resolve()
+    folder = Path(os.fsencode(folder.resolve()).decode("utf-8", "replace"))  # a GGUF's text is UTF-8
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.rpartition("--")[2]
     return folder.name

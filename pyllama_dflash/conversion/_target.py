@@ -59,7 +59,9 @@ class TargetFile:
             )
         self._reader = gguf.GGUFReader(self.path)
         mask = self._reader.fields.get(MASK_KEY)
-        self.mask_token: int | None = None if mask is None else int(mask.contents())
+        self.mask_token: int | None = None if mask is None else mask.contents()
+        if not isinstance(self.mask_token, (int, type(None))):
+            raise ModelLoadError(f"{self.path}: {MASK_KEY} is no token's number; download or convert the target again")
         # The rotation of a target that sees pictures, too, goes by sections; a draft's by the place in the text alone.
         self.has_sections = f"{self.arch}.rope.dimension_sections" in self._reader.fields
 
