@@ -272,9 +272,12 @@ def test_nothing_grows_over_ten_thousand_rounds(models: Models) -> None:
                 spec.verify(spec.draft(n_max=rng.randint(0, 2)))
 
         rounds(3000)  # until malloc has seen every size
-        before, memory = resident(), spec.memory
-        rounds(7000)
-        assert resident() - before < 4 << 20  # 600 bytes a round
+        memory, grown = spec.memory, []
+        while len(grown) < 3 and (not grown or grown[-1] >= 4 << 20):  # malloc may still grow; a leak does each time
+            before = resident()
+            rounds(7000)
+            grown.append(resident() - before)
+        assert min(grown) < 4 << 20  # 600 bytes a round
         after = spec.memory
         for kind in ("draft_kv", "draft_compute", "target_kv"):
             assert getattr(after.total, kind) == getattr(memory.total, kind)

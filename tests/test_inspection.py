@@ -381,7 +381,8 @@ def test_the_demo_pair(demo: Pair, tmp_path: Path) -> None:
     with pd.Speculator(target, draft, n_ctx=2048) as spec:
         for kind in ("target_kv", "draft_kv"):  # weights that are laid out anew are mapped and copied
             assert getattr(found.memory.total, kind) == getattr(spec.memory.total, kind) > 0
-    assert found.memory.total.draft_weights == found.info.n_bytes
+    head = found.memory.total.draft_weights - found.info.n_bytes  # the rows of the target's, Q8_0, that it drafts over
+    assert head == pytest.approx(found.info.n_vocab_draft * 576 // 32 * 34, abs=4096)
     (swap,) = pd.inspect(target, draft).mismatches
     assert fails(1, "run", "-m", draft, "-md", target, "-p", "a") == f"pyllama-dflash: error: {swap}\n"
     other = tiny.Draft().file().write(tmp_path / "d.gguf")

@@ -39,12 +39,13 @@ def test_the_bundled_draft() -> None:
     found = pd.inspect(path)
     groups = {(group.name, group.type): group.n_tensors for group in found.tensors}
     assert groups == {
-        ("backbone", "Q4_0"): 28,
-        ("fc", "Q8_0"): 1,
-        ("selector", "Q8_0"): 3,
-        ("convolutions", "Q8_0"): 8,
-        ("convolutions", "F32"): 8,
-        ("norms", "F32"): 18,
+        ("backbone", "Q4_0"): 35,
+        ("fc", "Q4_0"): 1,
+        ("selector", "Q4_0"): 2,
+        ("selector", "Q8_0"): 1,
+        ("convolutions", "Q8_0"): 10,
+        ("convolutions", "F32"): 10,
+        ("norms", "F32"): 22,
     }
     assert (found.kind, found.mask_text, found.shares) == ("dflash2", "<empty_output>", ("embeddings", "head"))
     assert (found.info.selector_rank, found.info.selector_top_k, found.info.block_size) == (32, 16, 8)
