@@ -42,7 +42,8 @@ class Optimizer:
         for name, p in self.used.items():
             if is_matrix(name, p):
                 self.shapes.setdefault((min(p.shape), max(p.shape)), []).append(name)
-        rest = [w for name, w in self.master.items() if not is_matrix(name, w)]
+        self.rest = [name for name, w in self.master.items() if not is_matrix(name, w)]
+        rest = [self.master[name] for name in self.rest]
         self.adam = torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=rest[0].is_cuda)
         device = rest[0].device
         self.momentum = {shape: torch.zeros(len(names), *shape, device=device) for shape, names in self.shapes.items()}
@@ -50,10 +51,9 @@ class Optimizer:
     @torch.no_grad()
     def step(self, schedule: float) -> None:
         """One step from the gradients of the weights in use, at `schedule` times the peak rate."""
-        rest = [name for name, w in self.master.items() if not is_matrix(name, w)]
-        for name in rest:
+        for name in self.rest:
             self.master[name].grad = self.used[name].grad.float()  # type: ignore[union-attr]
-        nn.utils.clip_grad_norm_([self.master[name] for name in rest], 1.0)
+        nn.utils.clip_grad_norm_([self.master[name] for name in self.rest], 1.0)
         for group in self.adam.param_groups:
             group["lr"] = self.rate * schedule
         self.adam.step()

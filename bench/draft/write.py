@@ -14,10 +14,10 @@ from torch import Tensor
 
 from .anchors import repeats
 from .config import Settings
+from .losses import top
 from .prompts import Feeder, Turns
 from .target import Target, layer_in, layer_out
 
-CHUNK = 64  # columns that a maximum is first taken over
 SPAN = 64  # keys by which the attended part of the cache grows
 FEEDERS = 3
 
@@ -75,11 +75,7 @@ class Decoder:
             x = self.post(t, x, o.reshape(len(q), 1, -1), block)
         hidden = F.rms_norm(x[:, 0], (t.width,), t.norm, t.eps)
         logits = torch.mm(hidden, t.head.mT, out_dtype=torch.float32) if self.cuda else F.linear(hidden, t.head).float()
-        logits = F.pad(logits, (0, -logits.shape[1] % CHUNK), value=float("-inf"))
-        chunks = logits.unflatten(1, (-1, CHUNK))
-        best = chunks.amax(-1).topk(self.top, -1).indices
-        values, place = chunks.gather(1, best[..., None].expand(-1, -1, CHUNK)).flatten(1).topk(self.top, -1)
-        return values, best.gather(1, place // CHUNK) * CHUNK + place % CHUNK
+        return top(logits, self.top)
 
 
 class Writer:
