@@ -80,10 +80,15 @@ class Optimizer:
         return {"master": self.master, "adam": self.adam.state_dict(), "momentum": momentum}
 
     @torch.no_grad()
+    def put(self, weights: dict[str, Tensor]) -> None:
+        """Copy weights into the float32 ones."""
+        for name, w in self.master.items():
+            w.copy_(weights[name])
+
+    @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what state() returned."""
-        for name, w in self.master.items():
-            w.copy_(state["master"][name])
+        self.put(state["master"])
         self.adam.load_state_dict(state["adam"])
         for shape, m in self.momentum.items():
             m.copy_(state["momentum"][str(shape)])

@@ -147,8 +147,7 @@ class Trainer:
         chains = Anchors(made, self.settings.train.anchors, self.settings.draft.block)
         for _ in range(3):
             self.step(made, chains, torch.arange(rows, device=self.device), 0, 0.0)
-        for name, w in self.optimizer.master.items():
-            w.data.copy_(state[name])
+        self.optimizer.put(state)
         self.optimizer.adam.state.clear()
         for m in self.optimizer.momentum.values():
             m.zero_()
@@ -216,8 +215,7 @@ class Trainer:
         """Go on from a checkpoint; or begin anew from its weights alone."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         if weights_only:
-            for name, w in self.optimizer.master.items():
-                w.data.copy_(state["master"][name])
+            self.optimizer.put(state["master"])
         else:
             self.optimizer.restore(state)
             self.elapsed, self.steps = state["elapsed"], state["steps"]
