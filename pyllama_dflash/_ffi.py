@@ -6,23 +6,17 @@ returns plain Python or numpy values; a failure becomes an exception in check().
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable
 
 import cffi
-import numpy as np
-import numpy.typing as npt
 
 from . import errors
 from ._abi import check_library
 from ._files import PACKAGE, find_library
 from ._handle import Handle
-from ._returned import Drafted as Drafted  # as: other modules take these from here
-from ._returned import EngineState as EngineState
-from ._returned import Floats as Floats
+from ._returned import Floats as Floats  # as: other modules take these from here
 from ._returned import Ints as Ints
-from ._returned import Verified as Verified
 
 
 def _load() -> tuple[Any, Any]:
@@ -253,132 +247,3 @@ def model_piece(model: ModelHandle, token: int, special: bool) -> bytes:
 def model_is_eog(model: ModelHandle, token: int) -> bool:
     """Say whether a token ends generation."""
     return bool(check(_lib.pld_model_is_eog(model.pointer, token)))
-
-
-# engines --------------------------------------------------------------------------------------------------------------
-
-
-class EngineHandle(Handle):
-    """A pld_engine, with the buffers that its calls write into."""
-
-    __slots__ = ("candidates", "chosen", "info", "margins", "options", "scores", "t_us", "tokens", "verdict")
-
-    def __init__(self, target: ModelHandle, draft: ModelHandle | None, params: dict[str, int]) -> None:
-        out = _ffi.new("pld_engine **")
-        super().__init__(out, _lib.pld_engine_free)
-        other, values = _ffi.NULL if draft is None else draft.pointer, _ffi.new("pld_engine_params *", params)
-        check(_lib.pld_engine_open(target.pointer, other, values, out))
-        info = _ffi.new("pld_engine_info *")
-        check(_lib.pld_engine_get_info(self.pointer, info))
-        self.info = _fields(info[0])
-        width = self.info["n_max"] + 1
-        n_candidates = max(1, self.info["n_candidates"])
-        self.options = _ffi.new("pld_draft_params *")
-        self.tokens = _ffi.new("int32_t[]", width)
-        self.margins = _ffi.new("float[]", width)
-        self.candidates = _ffi.new("int32_t[]", width * n_candidates)
-        self.scores = _ffi.new("float[]", width * n_candidates)
-        self.chosen = _ffi.new("int32_t[]", width)
-        self.verdict = _ffi.new("pld_verdict *")
-        self.t_us = _ffi.new("int64_t *")
-
-
-def engine_open(target: ModelHandle, draft: ModelHandle | None, params: dict[str, int]) -> EngineHandle:
-    """Open an engine; params has the fields of pld_engine_params."""
-    return EngineHandle(target, draft, params)
-
-
-def engine_state(engine: EngineHandle) -> EngineState:
-    """Return where the engine stands."""
-    out = _ffi.new("pld_engine_state *")
-    check(_lib.pld_engine_get_state(engine.pointer, out))
-    return EngineState(out.n_past, out.n_pending, out.anchor, out.n_past_draft, out.n_injected, out.n_prefilled)
-
-
-def engine_memory(engine: EngineHandle) -> dict[str, int]:
-    """Return the fields of pld_engine_memory."""
-    out = _ffi.new("pld_engine_memory *")
-    check(_lib.pld_engine_get_memory(engine.pointer, out))
-    return _fields(out[0])
-
-
-def engine_devices(engine: EngineHandle) -> list[dict[str, Any]]:
-    """Return the fields of each pld_device_memory."""
-    return _rows("pld_device_memory", partial(_lib.pld_engine_devices, engine.pointer))
-
-
-def plan(
-    target: tuple[bytes, dict[str, Any]] | None,
-    draft: tuple[bytes, dict[str, Any]] | None,
-    params: dict[str, int] | None,
-) -> tuple[int, list[dict[str, Any]]]:
-    """Return n_ctx, and what opening files with these fields of pld_model_params and pld_engine_params would take."""
-    null = _ffi.NULL
-    n_ctx = _ffi.new("int32_t *")
-    files: list[Any] = []
-    for file in (target, draft):
-        files += [null, null] if file is None else [file[0], _ffi.new("pld_model_params *", file[1])]
-    values = null if params is None else _ffi.new("pld_engine_params *", params)
-    rows = _rows("pld_device_memory", partial(_lib.pld_plan, *files, values, n_ctx))
-    return n_ctx[0], rows
-
-
-def engine_graphs(engine: EngineHandle) -> list[dict[str, int]]:
-    """Return the fields of each pld_graph."""
-    return _rows("pld_graph", partial(_lib.pld_engine_graphs, engine.pointer))
-
-
-def engine_reset(engine: EngineHandle) -> None:
-    """Forget all cached tokens."""
-    check(_lib.pld_engine_reset(engine.pointer))
-
-
-def engine_begin(engine: EngineHandle, tokens: Ints) -> int:
-    """Take a prompt [n]; return the number of cached tokens that it keeps."""
-    n_reused, ids = _ffi.new("int32_t *"), _ffi.from_buffer("int32_t[]", tokens)
-    check(_lib.pld_engine_begin(engine.pointer, ids, len(tokens), n_reused))
-    return int(n_reused[0])
-
-
-def engine_prefill(engine: EngineHandle) -> int:
-    """Evaluate one chunk of the prompt; return the number of tokens that still wait."""
-    return check(_lib.pld_engine_prefill(engine.pointer))
-
-
-def engine_draft(engine: EngineHandle, n_max: int, n_min: int, margin: float, p_min: float, details: bool) -> Drafted:
-    """Draft a block after the anchor."""
-    options, null = engine.options, _ffi.NULL
-    options.n_max, options.n_min, options.margin, options.p_min = n_max, n_min, margin, p_min
-    wanted = (engine.margins, engine.candidates, engine.scores) if details else (null, null, null)
-    n = check(_lib.pld_engine_draft(engine.pointer, options, engine.tokens, *wanted, engine.t_us))
-    tokens: list[int] = _ffi.unpack(engine.tokens, n)
-    if not details:
-        return Drafted(tokens, None, engine.t_us[0])
-    k = engine.info["n_candidates"]
-    margins = _copy(engine.margins, np.float32, n)
-    candidates = _copy(engine.candidates, np.int32, n * k).reshape(n, k)
-    scores = _copy(engine.scores, np.float32, n * k).reshape(n, k)
-    return Drafted(tokens, (margins, candidates, scores), engine.t_us[0])
-
-
-def engine_verify(engine: EngineHandle, tokens: Sequence[int]) -> Verified:
-    """Run the anchor and n tokens through the target, keep what it agrees with, roll back the rest."""
-    n, verdict = len(tokens), engine.verdict
-    engine.tokens[0:n] = list(tokens)
-    margins = _ffi.NULL if engine.info["backend_argmax"] else engine.margins
-    check(_lib.pld_engine_verify(engine.pointer, engine.tokens, n, engine.chosen, margins, verdict))
-    chosen: list[int] = _ffi.unpack(engine.chosen, n + 1)
-    gaps = None if engine.info["backend_argmax"] else _copy(engine.margins, np.float32, n + 1)
-    return Verified(verdict.n_accepted, verdict.bonus, chosen, gaps, verdict.t_us)
-
-
-def engine_logits(engine: EngineHandle, n_rows: int) -> Floats:
-    """Return the first rows [n_rows, n_vocab] of the last verify."""
-    out = np.empty((n_rows, engine.info["n_vocab"]), dtype=np.float32)
-    for row in range(n_rows):
-        check(_lib.pld_engine_logits(engine.pointer, row, _ffi.from_buffer("float[]", out[row], require_writable=True)))
-    return out
-
-
-def _copy(source: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
-    return np.array(np.frombuffer(_ffi.buffer(source), dtype=dtype, count=n))

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _ffi
+from . import _ffi, _ffi_engine
 from ._host import HostMemory, host_memory
 from ._load import load_fields
 from .errors import DFlashError, IncompatibleModelsError
@@ -59,7 +59,7 @@ def make_plan(target: File | None, draft: File | None, options: dict[str, int] |
     Raises:
         DFlashError, ValueError: as opening would.
     """
-    n_ctx, rows = _ffi.plan(target and _arguments(target), draft and _arguments(draft), options)
+    n_ctx, rows = _ffi_engine.plan(target and _arguments(target), draft and _arguments(draft), options)
     for row in rows:
         for file, kind in ((target, "target_weights"), (draft, "draft_weights")):
             if file and file.loaded:

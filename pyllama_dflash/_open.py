@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import fields
 from typing import NamedTuple
 
-from . import _ffi, _fit, _log, build
+from . import _ffi, _ffi_engine, _fit, _log, build
 from ._fit import gib
 from ._load import device_indices
 from ._turn import call_both
@@ -40,7 +40,7 @@ class Opened(NamedTuple):
     target: Model
     draft: Model | None
     owned: tuple[Model, ...]
-    engine: _ffi.EngineHandle
+    engine: _ffi_engine.EngineHandle
 
     def close(self) -> None:
         """Free the engine and the models that were opened here. Safe to repeat."""
@@ -137,11 +137,11 @@ def _check_context(target: Model, draft: Model | None, params: Params, engine_pa
     _fit.check_context(target._file, draft._file if draft else None, engine_params, most)
 
 
-def _open_engine(target: Model, draft: Model | None, params: dict[str, int]) -> _ffi.EngineHandle:
+def _open_engine(target: Model, draft: Model | None, params: dict[str, int]) -> _ffi_engine.EngineHandle:
     _log.sync_level()
     if draft is None:
-        return target._call(lambda handle: _ffi.engine_open(handle, None, params))
-    return call_both(target._gate, draft._gate, lambda: _ffi.engine_open(target._handle, draft._handle, params))
+        return target._call(lambda handle: _ffi_engine.open(handle, None, params))
+    return call_both(target._gate, draft._gate, lambda: _ffi_engine.open(target._handle, draft._handle, params))
 
 
 def engine_fields(params: Params) -> dict[str, int]:
@@ -160,12 +160,14 @@ def engine_fields(params: Params) -> dict[str, int]:
         "backend_argmax": int(params.backend_argmax),
         "fused_draft": int(params.fused_draft),
         "draft_vocab": int(params.draft_vocab),
+        "n_seq_max": 1,
+        "n_ctx_draft": 0,
         **types,
     }
 
 
-def _say_memory(engine: _ffi.EngineHandle) -> None:
-    for row in map(DeviceMemory.of, _ffi.engine_devices(engine)):
+def _say_memory(engine: _ffi_engine.EngineHandle) -> None:
+    for row in map(DeviceMemory.of, _ffi_engine.devices(engine)):
         weights, cache = row.target_weights + row.draft_weights, row.target_kv + row.draft_kv
         compute = row.target_compute + row.draft_compute
         sizes = f"weights {gib(weights)}, K/V caches {gib(cache)}, compute buffers {gib(compute)}"

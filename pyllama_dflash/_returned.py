@@ -22,8 +22,18 @@ class EngineState(NamedTuple):
     n_prefilled: int
 
 
+class DraftRequest(NamedTuple):
+    """The fields of pld_draft_request."""
+
+    seq: int
+    n_max: int
+    n_min: int
+    margin: float
+    p_min: float
+
+
 class Drafted(NamedTuple):
-    """What one draft call returned: tokens, the details that were asked for, microseconds."""
+    """What a draft call returned for one sequence: tokens, the details that were asked for, the call's microseconds."""
 
     tokens: list[int]
     details: tuple[Floats, Ints, Floats] | None  # margins [n], candidates [n, k], scores [n, k]
@@ -31,7 +41,7 @@ class Drafted(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What one verify call returned, for n tokens."""
+    """What a verify call returned for the n tokens of one sequence, and the call's microseconds."""
 
     n_accepted: int
     bonus: int

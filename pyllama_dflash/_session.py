@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple, TypeVar
 
-from . import _ffi, _log
+from . import _ffi, _ffi_engine, _log
 from ._open import open_pair
 from ._turn import Hold, Turn
 from .errors import ContextFullError, DFlashError
@@ -43,45 +43,44 @@ class Session:
     def prefill(self, hold: Hold, tokens: _ffi.Ints, on_progress: Callable[[int, int], None] | None = None) -> int:
         """Take a prompt and evaluate it, a native call for n_ubatch tokens; return how many were cached."""
         self.width = 0
-        n_cached = self.step(hold, lambda: _ffi.engine_begin(self.engine, tokens))
+        n_cached = self.step(hold, lambda: _ffi_engine.begin(self.engine, tokens))
         n_todo = n_waiting = len(tokens) - 1 - n_cached
         while n_waiting:
-            n_waiting = self.step(hold, lambda: _ffi.engine_prefill(self.engine))
+            n_waiting = self.step(hold, lambda: _ffi_engine.prefill(self.engine))
             _log.drain()
             if on_progress:
                 on_progress(n_todo - n_waiting, n_todo)
         return n_cached
 
-    def propose(self, hold: Hold, limits: Limits, n_max: int, details: bool = False) -> _ffi.Drafted:
+    def propose(self, hold: Hold, limits: Limits, n_max: int, details: bool = False) -> _ffi_engine.Drafted:
         """Draft up to n_max tokens after the anchor."""
         n_min = min(limits.n_min, n_max)  # the end of the reply or of the context may leave room for less
-        return self.step(
-            hold, lambda: _ffi.engine_draft(self.engine, n_max, n_min, limits.margin, limits.p_min, details)
-        )
+        request = _ffi_engine.DraftRequest(0, n_max, n_min, limits.margin, limits.p_min)
+        return self.step(hold, lambda: _ffi_engine.draft(self.engine, [request], details))[0]
 
-    def verify(self, hold: Hold, tokens: list[int]) -> _ffi.Verified:
+    def verify(self, hold: Hold, tokens: list[int]) -> _ffi_engine.Verified:
         """Verify tokens after the anchor."""
         self.width = 0
-        verified = self.step(hold, lambda: _ffi.engine_verify(self.engine, tokens))
+        verified = self.step(hold, lambda: _ffi_engine.verify(self.engine, [(0, tokens)]))[0]
         self.width = len(tokens) + 1
         return verified
 
     def reset(self, hold: Hold) -> None:
         """Forget all cached tokens."""
         self.width = 0
-        self.step(hold, lambda: _ffi.engine_reset(self.engine))
+        self.step(hold, lambda: _ffi_engine.reset(self.engine))
 
-    def state(self, hold: Hold) -> _ffi.EngineState:
+    def state(self, hold: Hold) -> _ffi_engine.EngineState:
         """Return where the engine stands."""
-        return self.step(hold, lambda: _ffi.engine_state(self.engine))
+        return self.step(hold, lambda: _ffi_engine.state(self.engine))
 
     def memory(self) -> Memory:
         """Return what is kept between rounds."""
         counters, graphs, devices = self.turn.call(
             lambda: (
-                _ffi.engine_memory(self.engine),
-                _ffi.engine_graphs(self.engine),
-                _ffi.engine_devices(self.engine),
+                _ffi_engine.memory(self.engine),
+                _ffi_engine.graphs(self.engine),
+                _ffi_engine.devices(self.engine),
             ),
         )
         return Memory(tuple(map(DeviceMemory.of, devices)), tuple(Graph(**graph) for graph in graphs), **counters)

@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from . import _ffi, _log
+from . import _ffi, _ffi_engine, _log
 from ._chat import Messages
 from ._prompt import Prompt, Tokens, prompt_ids, token_ids
 from ._session import Limits, Session
@@ -32,7 +32,7 @@ from .stream import Stream
 
 _P = Params()
 _G = GenerateParams()
-_NO_DRAFT = _ffi.Drafted([], None, 0)
+_NO_DRAFT = _ffi_engine.Drafted([], None, 0)
 _NO_DETAILS = (np.empty(0, np.float32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
 
 
@@ -319,7 +319,7 @@ class Speculator:
         def read() -> _ffi.Floats:
             if not self._session.width:
                 raise OrderError("nothing was verified since the last prefill; call verify() first")
-            return _ffi.engine_logits(self._session.engine, self._session.width)
+            return _ffi_engine.logits(self._session.engine, self._session.width)
 
         return self._session.turn.call(read)
 
@@ -362,7 +362,7 @@ class Speculator:
     @property
     def state(self) -> State:
         """Where the object stands now."""
-        state = self._session.turn.call(lambda: _ffi.engine_state(self._session.engine))
+        state = self._session.turn.call(lambda: _ffi_engine.state(self._session.engine))
         return State(**{**state._asdict(), "anchor": None if state.anchor < 0 else state.anchor})
 
     @property

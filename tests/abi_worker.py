@@ -29,7 +29,7 @@ SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piec
 SIZES |= {("pld_engine_devices", 2), ("pld_plan", 7), ("pld_model_tensors", 2), ("pld_model_mismatch", 4)}
 SIZES |= {("pld_quantize_header", 6)}
 ENGINE = {"n_ctx": N_CTX, "n_ubatch": 8, "n_threads": 1, "n_max": -1, "flash_attn": -1, "backend_argmax": 0}
-ENGINE |= {"fused_draft": 1, "draft_vocab": 1}
+ENGINE |= {"fused_draft": 1, "draft_vocab": 1, "n_seq_max": 1}
 KV = {name: lib.pld_kv_type(b"f16") for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")}
 
 
@@ -72,14 +72,14 @@ class Stage:
     def say(self) -> list[int]:
         """Two rounds, from a prompt on."""
         n, said = self.new("int32_t *"), []
-        assert lib.pld_engine_begin(self.engine, self.new("int32_t[]", list(range(40, 60))), 20, n) == 0
-        while lib.pld_engine_prefill(self.engine) > 0:
+        assert lib.pld_engine_begin(self.engine, 0, self.new("int32_t[]", list(range(40, 60))), 20, n) == 0
+        while lib.pld_engine_prefill(self.engine, 0) > 0:
             pass
         for _ in range(2):
             args = self.valid()["pld_engine_draft"]
-            assert lib.pld_engine_draft(*args) >= 0, ffi.string(lib.pld_last_error())
-            verdict = self.new("pld_verdict *")
-            assert lib.pld_engine_verify(self.engine, args[2], N_MAX, ffi.NULL, ffi.NULL, verdict) == 0
+            assert lib.pld_engine_draft(*args) == 0, ffi.string(lib.pld_last_error())
+            verdict, verify = self.new("pld_verdict *"), self.new("pld_verify_request *", (0, N_MAX))
+            assert lib.pld_engine_verify(self.engine, verify, 1, args[4], ffi.NULL, ffi.NULL, verdict, ffi.NULL) == 0
             said += [verdict.n_accepted, verdict.bonus]
         return said
 
@@ -87,7 +87,8 @@ class Stage:
         """Arguments of each function that a caller may well pass."""
         new, engine, target = self.new, self.engine, self.target
         text, ids, numbers = new("char[]", 64), new("int32_t[]", [5] * 16), new("float[]", 4096)
-        options = new("pld_draft_params *", {"n_max": N_MAX, "n_min": 0, "margin": 0.0, "p_min": 0.0})
+        draft = new("pld_draft_request *", {"n_max": N_MAX, "n_min": 0, "margin": 0.0, "p_min": 0.0})
+        verify = new("pld_verify_request *", {"n": N_MAX})
         many = new("int32_t[]", 16 * 64)
         model_params = new("pld_model_params *", {"n_gpu_layers": 0, "header_only": 1})
         engine_params = new("pld_engine_params *", ENGINE | KV)
@@ -116,7 +117,7 @@ class Stage:
             "pld_engine_open": [target, self.draft, engine_params, new("pld_engine **")],
             "pld_engine_free": [ffi.NULL],
             "pld_engine_get_info": [engine, new("pld_engine_info *")],
-            "pld_engine_get_state": [engine, new("pld_engine_state *")],
+            "pld_engine_get_state": [engine, 0, new("pld_engine_state *")],
             "pld_engine_get_memory": [engine, new("pld_engine_memory *")],
             "pld_engine_graphs": [engine, new("pld_graph[]", 4), 4],
             "pld_engine_devices": [engine, new("pld_device_memory[]", 2), 2],
@@ -124,11 +125,15 @@ class Stage:
                 *(self.path, model_params, self.draft_path, model_params, engine_params),
                 *(new("int32_t *"), new("pld_device_memory[]", 2), 2),
             ],
-            "pld_engine_reset": [engine],
-            "pld_engine_begin": [engine, ids, 16, new("int32_t *")],
-            "pld_engine_prefill": [engine],
-            "pld_engine_draft": [engine, options, ids, numbers, many, numbers, new("int64_t *")],
-            "pld_engine_verify": [engine, ids, N_MAX, many, numbers, new("pld_verdict *")],
+            "pld_engine_reset": [engine, 0],
+            "pld_engine_begin": [engine, 0, ids, 16, new("int32_t *")],
+            "pld_engine_prefill": [engine, 0],
+            "pld_engine_draft": [
+                *(engine, draft, 1, new("int32_t *"), ids, numbers, many, numbers, new("int64_t *")),
+            ],
+            "pld_engine_verify": [
+                *(engine, verify, 1, ids, many, numbers, new("pld_verdict *"), new("int64_t *")),
+            ],
             "pld_engine_logits": [engine, 0, numbers],
         }
 
@@ -163,8 +168,8 @@ def each_argument(stage: Stage) -> None:
 
 def each_field(stage: Stage) -> None:
     """Each field of a struct of options out of range, one at a time."""
-    for name, at in (("pld_model_open", 1), ("pld_engine_open", 2), ("pld_engine_draft", 1)):
-        if name == "pld_engine_draft":
+    for name, at in (("pld_model_open", 1), ("pld_engine_open", 2), ("pld_engine_draft", 1), ("pld_engine_verify", 1)):
+        if name in ("pld_engine_draft", "pld_engine_verify"):
             stage.say()
         for field, info in ffi.typeof(stage.valid()[name][at]).item.fields:
             array = info.type.kind == "array"
@@ -200,10 +205,11 @@ def orders(stage: Stage) -> None:
     ]:
         buffer = new("int32_t[]", ids)
         if label != "n n_max + 1":  # as a prompt that is none too long
-            call(f"begin {label} refused", "pld_engine_begin", stage.engine, buffer, n, new("int32_t *"))
+            call(f"begin {label} refused", "pld_engine_begin", stage.engine, 0, buffer, n, new("int32_t *"))
         if n != 0:
-            rest = ffi.NULL, ffi.NULL, new("pld_verdict *")
-            call(f"verify {label} refused", "pld_engine_verify", stage.engine, buffer, n, *rest)
+            request = new("pld_verify_request *", (0, n))
+            rest = ffi.NULL, ffi.NULL, new("pld_verdict *"), ffi.NULL
+            call(f"verify {label} refused", "pld_engine_verify", stage.engine, request, 1, buffer, *rest)
     target, draft = stage.header
     pairs = {
         "header as target": (target, stage.draft),
@@ -230,7 +236,7 @@ def free_orders(stage: Stage) -> None:
     """An engine keeps its models; they are freed before it here."""
     for model in (stage.target, stage.draft, *stage.header):
         lib.pld_model_free(model)
-    call("engine after its models", "pld_engine_prefill", stage.engine)
+    call("engine after its models", "pld_engine_prefill", stage.engine, 0)
     stage.say()
     lib.pld_engine_free(stage.engine)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -18,16 +19,19 @@ NULLABLE = {
         f"pld_model_{name} NULL"
         for name in ("free 0", "meta_key 2", "meta 2", "token 2", "tensors 1", "mismatch 3", "piece 3", "tokenize 5")
     ),
-    *(f"pld_engine_{name} NULL" for name in ("free 0", "open 1", "graphs 1", "devices 1", "verify 3", "verify 4")),
+    *(
+        f"pld_engine_{name} NULL"
+        for name in ("free 0", "open 1", "graphs 1", "devices 1", "verify 4", "verify 5", "verify 7")
+    ),
     *(f"pld_plan {at} NULL" for at in (0, 2, 4, 6)),
-    *(f"pld_engine_draft {at} NULL" for at in (3, 4, 5, 6)),
+    *(f"pld_engine_draft {at} NULL" for at in (5, 6, 7, 8)),
     "pld_quantize_header 5 NULL",
 }
 # Numbers that stand for less or more than there is: a size is what it is, a flag is any number but 0.
 OUT_OF_RANGE = ("device 0", "get_tensor_type 0", "meta_key 1", "model_token 1", "mismatch 2", "piece 1", "is_eog 1")
 OUT_OF_RANGE += ("quantize_header 2", *(f"quantize_rows {at}" for at in (0, 1, 2, 3, 6, 8)))
-OUT_OF_RANGE += ("begin 2", "verify 2", "logits 1")
-FIELDS_OUT_OF_RANGE = ("n_ctx", "n_ubatch", "n_threads", "flash_attn", "type_k", "type_v_draft", "n_min")
+OUT_OF_RANGE += ("get_state 1", "begin 1", "begin 3", "prefill 1", "draft 2", "verify 2", "logits 1")
+FIELDS_OUT_OF_RANGE = ("n_ctx", "n_ubatch", "n_threads", "flash_attn", "type_k", "type_v_draft", "n_min", "n_seq_max")
 FIELDS_OUT_OF_RANGE += ("split_mode", "main_gpu", "n_devices", "n_split", "devices")
 
 
@@ -73,6 +77,8 @@ def test_numbers_out_of_range_are_refused(said: dict[str, int]) -> None:
         assert len(found) == 3
         assert max(found) < 0, name
     assert max(said[f"pld_model_open.tensor_split {value}"] for value in ("-1.0", "nan", "inf", "-inf")) < 0
+    for name, value in itertools.product(("draft", "verify"), (-(2**31), -1, 1, 2**31 - 1)):
+        assert said[f"pld_engine_{name}.seq {value}"] == -1
     for name in ("margin", "p_min"):
         assert said[f"pld_engine_draft.{name} nan"] == said[f"pld_engine_draft.{name} -1.0"] == -1
 

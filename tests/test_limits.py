@@ -12,7 +12,7 @@ from laws import Models, checked_run
 from tiny import BYTES, EOS, SAID, TOKENS, Draft, Target
 
 import pyllama_dflash as pd
-from pyllama_dflash import _ffi
+from pyllama_dflash import _ffi_engine
 from pyllama_dflash._text import TextAssembler
 
 CLOCK = Target(wobble=0.0)  # says SAID in turn for ever
@@ -35,10 +35,13 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int], Sequ
     """Let a function of the anchor's position and of the number of tokens draft instead of the draft model."""
 
     def install(script: Callable[[int, int], Sequence[int]]) -> None:
-        def draft(engine: _ffi.EngineHandle, n_max: int, *_: Any) -> _ffi.Drafted:
-            return _ffi.Drafted(list(script(_ffi.engine_state(engine).n_past, n_max)), None, 0)
+        def draft(
+            engine: _ffi_engine.EngineHandle, requests: Sequence[_ffi_engine.DraftRequest], *_: Any
+        ) -> list[_ffi_engine.Drafted]:
+            n_past, n_max = _ffi_engine.state(engine).n_past, requests[0].n_max
+            return [_ffi_engine.Drafted(list(script(n_past, n_max)), None, 0)]
 
-        monkeypatch.setattr(_ffi, "engine_draft", draft)
+        monkeypatch.setattr(_ffi_engine, "draft", draft)
 
     return install
 

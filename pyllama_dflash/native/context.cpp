@@ -9,12 +9,6 @@
 
 namespace pld {
 
-namespace {
-
-constexpr llama_seq_id SEQ = 0;
-
-}  // namespace
-
 ThreadPool::ThreadPool(int32_t n_threads) {
     auto       params  = ggml_threadpool_params_default(n_threads);
     // Threads wait awake for the next graph for some milliseconds, which spans the gaps of a round. ggml's 50 makes that a tenth
@@ -72,14 +66,14 @@ void Context::set_pos(int32_t row, int32_t pos) {
     require(row >= 0 && llama_batch_ext_set_pos(batch_, row, all), PLD_E_INTERNAL, "a batch row was refused");
 }
 
-void Context::add_token(int32_t token, int32_t pos, bool output) {
-    const auto row = llama_batch_ext_add_token(batch_, SEQ, token);
+void Context::add_token(int32_t seq, int32_t token, int32_t pos, bool output) {
+    const auto row = llama_batch_ext_add_token(batch_, seq, token);
     set_pos(row, pos);
     llama_batch_ext_set_output_logits(batch_, row, output);
 }
 
-void Context::add_features(const float * row, size_t width, int32_t pos) {
-    set_pos(llama_batch_ext_add_embd(batch_, SEQ, {row, 1, width}), pos);
+void Context::add_features(int32_t seq, const float * row, size_t width, int32_t pos) {
+    set_pos(llama_batch_ext_add_embd(batch_, seq, {row, 1, width}), pos);
 }
 
 void Context::run() {
@@ -87,21 +81,21 @@ void Context::run() {
     require(rc == 0, PLD_E_DECODE, format("llama.cpp could not run the batch (code %d)", rc));
 }
 
-bool Context::truncate(int32_t pos) {
-    if (pos == 0) {
-        forget();
-        return true;
-    }
-    return llama_memory_seq_rm(memory(), SEQ, pos, -1);
+bool Context::truncate(int32_t seq, int32_t pos) {
+    return llama_memory_seq_rm(memory(), seq, pos, -1);
 }
 
-bool Context::rewind(int32_t pos) {
+bool Context::rewind(int32_t seq, int32_t pos) {
     const auto n_swa   = llama_model_n_swa(llama_get_model(ctx_));
-    const bool dropped = n_swa > 0 && llama_memory_seq_pos_min(memory(), SEQ) > std::max(0, pos - n_swa);
-    return !dropped && truncate(pos);
+    const bool dropped = n_swa > 0 && llama_memory_seq_pos_min(memory(), seq) > std::max(0, pos - n_swa);
+    return !dropped && truncate(seq, pos);
 }
 
-void Context::forget() {
+void Context::forget(int32_t seq) {
+    llama_memory_seq_rm(memory(), seq, -1, -1);
+}
+
+void Context::forget_all() {
     llama_memory_clear(memory(), /*data=*/false);
 }
 

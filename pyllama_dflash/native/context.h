@@ -42,17 +42,18 @@ public:
     // Give up the handle without freeing it: its state is unknown after an assertion failed half way through a decode.
     void leak() noexcept { ctx_ = nullptr; }
 
-    // Fill the batch, then run it. Rows come at consecutive positions of sequence 0. run() throws Error(PLD_E_DECODE).
+    // Fill the batch, then run it. Rows of a sequence come together, at consecutive positions. run() throws Error(PLD_E_DECODE).
     void clear();
-    void add_token(int32_t token, int32_t pos, bool output);
-    void add_features(const float * row, size_t width, int32_t pos);
+    void add_token(int32_t seq, int32_t token, int32_t pos, bool output);
+    void add_features(int32_t seq, const float * row, size_t width, int32_t pos);
     void run();
 
     // Keep positions [0, pos). False if this memory can't drop a part of a sequence; nothing is changed then.
-    bool truncate(int32_t pos);
+    bool truncate(int32_t seq, int32_t pos);
     // The same for any earlier position: false, too, where a sliding window has dropped what attention there would reach.
-    bool rewind(int32_t pos);
-    void forget();
+    bool rewind(int32_t seq, int32_t pos);
+    void forget(int32_t seq);
+    void forget_all();
 
 private:
     void set_pos(int32_t row, int32_t pos);

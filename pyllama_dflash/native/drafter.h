@@ -12,6 +12,20 @@
 
 namespace pld {
 
+// What became of one sequence's rows in the target's last batch, which come together: the first n_kept of n stay.
+struct BatchRows {
+    int32_t seq;
+    int32_t n;
+    int32_t n_kept;
+};
+
+// n tokens to draft after the anchor, which stands at position n_past(seq).
+struct DraftRequest {
+    int32_t seq;
+    int32_t anchor;
+    int32_t n;
+};
+
 class Drafter {
 public:
     virtual ~Drafter() = default;
@@ -20,8 +34,8 @@ public:
     virtual bool    fused() const        = 0;
     virtual int32_t n_candidates() const = 0;
     // Positions whose features are here: in the cache, or waiting to be written there.
-    virtual int32_t n_past() const     = 0;
-    virtual int64_t n_injected() const = 0;
+    virtual int32_t n_past(int32_t seq) const = 0;
+    virtual int64_t n_injected() const        = 0;
     virtual void    counters(pld_engine_memory & out) const = 0;
     virtual void    footprint(Footprint & out) const = 0;
     virtual void    graphs(std::vector<pld_graph> & out) const = 0;
@@ -32,16 +46,18 @@ public:
 
     // The target is about to run: its next batch overwrites the features of its last one.
     virtual void release_features() = 0;
-    // Take the features of rows [0, n) of the target's last batch; they follow those already here.
-    virtual void add_features(int32_t n) = 0;
+    // Take the features of the target's last batch, whose rows these are, in their order; what is kept of a sequence follows
+    // what is here of it.
+    virtual void add_features(const std::vector<BatchRows> & rows) = 0;
     // Write what waits into the cache.
     virtual void inject() = 0;
-    // Draft n tokens after the anchor, which stands at position n_past().
-    virtual Draft draft(int32_t anchor, int32_t n) = 0;
+    // A draft for each request, n >= 1 in all of them; by ascending sequence.
+    virtual std::vector<Draft> draft(const std::vector<DraftRequest> & requests) = 0;
 
-    // Keep positions [0, pos), or nothing at all where the cache has lost what that needs. Returns the positions kept.
-    virtual int32_t truncate(int32_t pos) = 0;
-    virtual void    forget()              = 0;
+    // Keep positions [0, pos) of a sequence, or nothing at all where the cache has lost what that needs. Returns the positions
+    // kept.
+    virtual int32_t truncate(int32_t seq, int32_t pos) = 0;
+    virtual void    forget_all()                       = 0;
 
 protected:
     // Say once that a draft was cut where a candidate was invalid.

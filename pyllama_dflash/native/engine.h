@@ -1,5 +1,5 @@
-// One conversation with a target and, if there is one, its draft: prefill, draft, verify, roll back. The loop over these steps
-// is the caller's; their order is checked here.
+// Conversations with a target and, if there is one, its draft: prefill, draft, verify, roll back, for one sequence or for several
+// in one launch. The loop over these steps is the caller's; their order is checked here.
 #pragma once
 
 #include "context.h"
@@ -18,6 +18,13 @@ struct Verdict {
     int32_t              n_accepted = 0;
 };
 
+// n drafted tokens of a sequence.
+struct VerifyRequest {
+    int32_t         seq;
+    const int32_t * tokens;
+    int32_t         n;
+};
+
 class Engine {
 public:
     // draft may be null.
@@ -25,35 +32,44 @@ public:
     ~Engine();
 
     pld_engine_info  info() const;
-    pld_engine_state state() const;
+    pld_engine_state state(int32_t seq) const;
     pld_engine_memory memory() const;
     std::vector<pld_device_memory> devices() const;
     std::vector<pld_graph> graphs();
 
-    void    reset();
-    int32_t begin(const int32_t * tokens, int32_t n);
-    int32_t prefill();
-    Draft   draft(int32_t n);
-    Verdict verify(const int32_t * tokens, int32_t n, bool margins);
-    void    logits(int32_t row, float * out) const;
+    void reset();
+    void reset(int32_t seq);
+    int32_t begin(int32_t seq, const int32_t * tokens, int32_t n);
+    int32_t prefill(int32_t seq);
+    // Requests come by ascending sequence; the anchors are the engine's. n = 0 drafts nothing.
+    std::vector<Draft>   draft(std::vector<DraftRequest> requests);
+    std::vector<Verdict> verify(const std::vector<VerifyRequest> & requests, bool margins);
+    void logits(int32_t row, float * out) const;
 
 private:
-    // What belongs to one sequence.
     struct Sequence {
         std::vector<int32_t> cached;   // tokens in the target's cache, one a position
         std::vector<int32_t> pending;  // prompt tokens that wait for prefill
         int32_t              anchor = -1;
+
+        int32_t n_past() const { return static_cast<int32_t>(cached.size()); }
     };
+    using Requests = std::vector<VerifyRequest>::const_iterator;
 
     void    open();
     void    trial();
     void    warm_up();
     void    abandon() noexcept;
     void    run_target();
-    void    roll_back(int32_t pos);
+    void    roll_back(int32_t seq, int32_t pos);
     int32_t choose(int32_t row) const;
-    int32_t n_past() const { return static_cast<int32_t>(seq_.cached.size()); }
-    void    require_ready(const char * what) const;
+    int32_t launch_end(const std::vector<VerifyRequest> & requests, int32_t begin, int32_t * width) const;
+    void    verify_launch(Requests begin, Requests end, int32_t width, bool margins, std::vector<Verdict> & out);
+    void    require_room(const Sequence & s, int32_t n) const;
+    void    require_ready(int32_t seq, const char * what) const;
+
+    Sequence &       at(int32_t seq);
+    const Sequence & at(int32_t seq) const { return const_cast<Engine *>(this)->at(seq); }
 
     template <typename F> auto or_reset(F && step) -> decltype(step());
 
@@ -64,7 +80,7 @@ private:
     ThreadPool               threads_;
     std::unique_ptr<Context> ctx_;
     std::unique_ptr<Drafter> drafter_;  // goes before the context that it reads
-    Sequence                 seq_;
+    std::vector<Sequence>    seqs_;
     int32_t                  n_rows_       = 0;  // of the last verify, whose results can be read
     int64_t                  n_prefilled_  = 0;
     int64_t                  n_trial_rows_ = 0;  // injected while opening

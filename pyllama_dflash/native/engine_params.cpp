@@ -40,12 +40,12 @@ void check_heads(const Header & h, const char * width, int32_t type, const char 
                    ggml_type_name(static_cast<ggml_type>(type)), (long long) block, h.name().c_str(), (long long) n));
 }
 
-llama_context_params context_of_one(int32_t n_ctx, int32_t n_batch, int32_t n_outputs, const pld_engine_params & params) {
+llama_context_params context_params(int32_t n_ctx, int32_t n_batch, int32_t n_outputs, const pld_engine_params & params) {
     auto out            = llama_context_default_params();
     out.n_ctx           = static_cast<uint32_t>(n_ctx);
     out.n_batch         = static_cast<uint32_t>(n_batch);
     out.n_ubatch        = static_cast<uint32_t>(n_batch);
-    out.n_seq_max       = 1;
+    out.n_seq_max       = static_cast<uint32_t>(params.n_seq_max);
     out.n_outputs_max   = static_cast<uint32_t>(n_outputs);
     out.n_threads       = 1;  // until a pool is attached
     out.n_threads_batch = 1;
@@ -81,10 +81,12 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
     p.n_ctx = p.n_ctx == 0 ? trained : p.n_ctx;
     p.n_max = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
 
-    constexpr int32_t MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
+    constexpr int32_t MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255, MAX_SEQ = 64;
     check_range("n_ctx", p.n_ctx, MAX_CTX);
     check_range("n_ubatch", p.n_ubatch, MAX_STEP);
     check_range("n_threads", p.n_threads, MAX_THREADS);
+    check_range("n_seq_max", p.n_seq_max, MAX_SEQ);
+    require(p.n_ctx_draft >= 0, PLD_E_ARGUMENT, format("n_ctx_draft=%d is negative; 0 means all", p.n_ctx_draft));
     require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));
     require(p.cuda_graphs >= -1 && p.cuda_graphs <= 1, PLD_E_ARGUMENT, format("cuda_graphs=%d is none of -1, 0, 1", p.cuda_graphs));
     require(!draft || p.n_max <= widest, PLD_E_ARGUMENT,
@@ -108,8 +110,10 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
 }
 
 llama_context_params target_context(const pld_engine_params & params) {
-    const auto width = params.n_max + 1;
-    auto       out   = context_of_one(params.n_ctx, std::max(params.n_ubatch, width), width, params);
+    // Side by side, sequences get rows that nothing reads until all have as many: there must be room for those.
+    const auto rows  = params.n_seq_max * (params.n_max + 1);
+    const auto n_ctx = params.n_seq_max == 1 ? params.n_ctx : (params.n_ctx + params.n_max) * params.n_seq_max;
+    auto       out   = context_params(n_ctx, std::max(params.n_ubatch, rows), rows, params);
     out.type_k       = static_cast<ggml_type>(params.type_k);
     out.type_v       = static_cast<ggml_type>(params.type_v);
     return out;
@@ -122,7 +126,7 @@ int32_t draft_ubatch(const DraftFacts & facts) {
 
 llama_context_params draft_context(const DraftFacts & facts, llama_context * target, const pld_engine_params & params) {
     // A block never reaches beyond what could be verified, so n_ctx is the target's.
-    auto out      = context_of_one(params.n_ctx, draft_ubatch(facts), facts.block_size, params);
+    auto out      = context_params(params.n_ctx * params.n_seq_max, draft_ubatch(facts), facts.block_size, params);
     out.type_k    = static_cast<ggml_type>(params.type_k_draft);
     out.type_v    = static_cast<ggml_type>(params.type_v_draft);
     out.ctx_other = target;

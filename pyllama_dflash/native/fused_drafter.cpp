@@ -129,7 +129,8 @@ const ggml_tensor * FusedDrafter::local(const ggml_tensor * feature, size_t inde
     return &copy.tensor;
 }
 
-void FusedDrafter::add_features(int32_t n) {
+void FusedDrafter::add_features(const std::vector<BatchRows> & rows) {
+    const auto n = rows.at(0).n_kept;
     require(seq_.features.empty(), PLD_E_INTERNAL, "features of a batch before were not taken");
     std::vector<const ggml_tensor *> features;
     for (const auto id : model_->facts().target_layers) {
@@ -160,7 +161,7 @@ void FusedDrafter::launch(int32_t anchor, int32_t n, float * out) {
     shape.features     = seq_.features;
     shape.rows.n_rows  = n_rows();
     shape.rows.n_block = n > 0 ? n + 1 : 0;
-    shape.rows.n_kv    = n > 0 ? cache_.n_kv(n_past() + n + 1) : 0;
+    shape.rows.n_kv    = n > 0 ? cache_.n_kv(n_past(0) + n + 1) : 0;
 
     const auto & g = graphs_.get(shape);
     inputs_.upload(shape.rows, pos, seq_.n_kept, anchor);
@@ -183,7 +184,9 @@ void FusedDrafter::inject() {
     seq_.features.clear();
 }
 
-Draft FusedDrafter::draft(int32_t anchor, int32_t n) {
+std::vector<Draft> FusedDrafter::draft(const std::vector<DraftRequest> & requests) {
+    const auto         anchor = requests.at(0).anchor;
+    const auto         n      = requests.at(0).n;
     const auto         k = static_cast<size_t>(n_candidates_);
     std::vector<float> rows(static_cast<size_t>(n) * 2 * k);
     launch(anchor, n, rows.data());
@@ -197,15 +200,15 @@ Draft FusedDrafter::draft(int32_t anchor, int32_t n) {
         }
         out.push_back(std::move(c));
     }
-    return out;
+    return {out};
 }
 
-int32_t FusedDrafter::truncate(int32_t pos) {
-    if (pos < n_past()) {
+int32_t FusedDrafter::truncate(int32_t seq, int32_t pos) {
+    if (pos < n_past(seq)) {
         seq_.n_cached = std::min(seq_.n_cached, pos);
         seq_.n_kept   = pos - seq_.n_cached;
     }
-    return n_past();
+    return n_past(seq);
 }
 
 }  // namespace pld

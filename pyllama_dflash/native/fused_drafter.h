@@ -14,7 +14,7 @@ public:
 
     bool    fused() const override { return true; }
     int32_t n_candidates() const override { return n_candidates_; }
-    int32_t n_past() const override { return seq_.n_cached + seq_.n_kept; }
+    int32_t n_past(int32_t) const override { return seq_.n_cached + seq_.n_kept; }
     int64_t n_injected() const override { return n_injected_; }
     void    counters(pld_engine_memory & out) const override;
     void    footprint(Footprint & out) const override;
@@ -24,11 +24,11 @@ public:
     void leak() noexcept override { static_cast<void>(backend_.release()); }
 
     void    release_features() override { inject(); }
-    void    add_features(int32_t n) override;
+    void    add_features(const std::vector<BatchRows> & rows) override;
     void    inject() override;
-    Draft   draft(int32_t anchor, int32_t n) override;
-    int32_t truncate(int32_t pos) override;
-    void    forget() override { seq_ = {}; }
+    std::vector<Draft> draft(const std::vector<DraftRequest> & requests) override;
+    int32_t truncate(int32_t seq, int32_t pos) override;
+    void    forget_all() override { seq_ = {}; }
 
 private:
     // What belongs to one sequence, beside its cells.

@@ -46,7 +46,8 @@ LlamaDrafter::LlamaDrafter(std::shared_ptr<Model> model, Context & target, const
     llama_set_causal_attn(ctx_.get(), model_->facts().causal);
 }
 
-void LlamaDrafter::add_features(int32_t n) {
+void LlamaDrafter::add_features(const std::vector<BatchRows> & rows) {
+    const auto n     = rows.at(0).n_kept;
     const auto begin = pending_.size();
     pending_.resize(begin + static_cast<size_t>(n) * width_);
     size_t column = begin;
@@ -71,7 +72,7 @@ void LlamaDrafter::inject() {
         const auto n = std::min(n_ubatch_, total - done);
         ctx_.clear();
         for (int32_t i = 0; i < n; ++i) {
-            ctx_.add_features(&pending_[static_cast<size_t>(done + i) * width_], width_, n_cached_ + i);
+            ctx_.add_features(0, &pending_[static_cast<size_t>(done + i) * width_], width_, n_cached_ + i);
         }
         ctx_.run();
         n_cached_ += n;
@@ -80,12 +81,14 @@ void LlamaDrafter::inject() {
     pending_.clear();
 }
 
-Draft LlamaDrafter::draft(int32_t anchor, int32_t n) {
+std::vector<Draft> LlamaDrafter::draft(const std::vector<DraftRequest> & requests) {
+    const auto anchor = requests.at(0).anchor;
+    const auto n      = requests.at(0).n;
     inject();
     const bool dflash2 = model_->facts().kind == PLD_KIND_DFLASH2;
     ctx_.clear();
     for (int32_t i = 0; i <= n; ++i) {
-        ctx_.add_token(i == 0 ? anchor : model_->facts().mask_token, n_cached_ + i, /*output=*/!dflash2);
+        ctx_.add_token(0, i == 0 ? anchor : model_->facts().mask_token, n_cached_ + i, /*output=*/!dflash2);
     }
     ctx_.run();
 
@@ -100,8 +103,8 @@ Draft LlamaDrafter::draft(int32_t anchor, int32_t n) {
         out.push_back(std::move(c));
     }
     // The block's own K/V is noise: only verified features stay.
-    require(ctx_.truncate(n_cached_), PLD_E_INTERNAL, "the draft's cache could not drop the block");
-    return out;
+    require(ctx_.truncate(0, n_cached_), PLD_E_INTERNAL, "the draft's cache could not drop the block");
+    return {out};
 }
 
 // Row of the last pass. DFlash2: [k ids as float][k x k scores, one line for each predecessor candidate]; *predecessor is the
@@ -121,25 +124,25 @@ Candidates LlamaDrafter::candidates(int32_t row, int32_t * predecessor) const {
     return sorted(token_ids(line, k, n_vocab_).data(), scores, k);
 }
 
-int32_t LlamaDrafter::truncate(int32_t pos) {
-    if (pos >= n_past()) {
-        return n_past();
+int32_t LlamaDrafter::truncate(int32_t seq, int32_t pos) {
+    if (pos >= n_past(seq)) {
+        return n_past(seq);
     }
     if (pos >= n_cached_) {
         pending_.resize(static_cast<size_t>(pos - n_cached_) * width_);
         return pos;
     }
     pending_.clear();
-    if (!ctx_.rewind(pos)) {
-        forget();
+    if (!ctx_.rewind(0, pos)) {
+        forget_all();
         return 0;
     }
     n_cached_ = pos;
     return pos;
 }
 
-void LlamaDrafter::forget() {
-    ctx_.forget();
+void LlamaDrafter::forget_all() {
+    ctx_.forget_all();
     pending_.clear();
     n_cached_ = 0;
 }

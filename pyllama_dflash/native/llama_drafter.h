@@ -12,7 +12,7 @@ public:
 
     bool    fused() const override { return false; }
     int32_t n_candidates() const override { return n_candidates_; }
-    int32_t n_past() const override { return n_cached_ + n_pending(); }
+    int32_t n_past(int32_t) const override { return n_cached_ + n_pending(); }
     int64_t n_injected() const override { return n_injected_; }
     void    counters(pld_engine_memory &) const override {}
     void    footprint(Footprint & out) const override { out.add(llama_get_memory_breakdown(ctx_.get()), /*draft=*/true); }
@@ -22,11 +22,11 @@ public:
     void leak() noexcept override { ctx_.leak(); }
 
     void    release_features() override {}  // they were copied
-    void    add_features(int32_t n) override;
+    void    add_features(const std::vector<BatchRows> & rows) override;
     void    inject() override;
-    Draft   draft(int32_t anchor, int32_t n) override;
-    int32_t truncate(int32_t pos) override;
-    void    forget() override;
+    std::vector<Draft> draft(const std::vector<DraftRequest> & requests) override;
+    int32_t truncate(int32_t seq, int32_t pos) override;
+    void    forget_all() override;
 
 private:
     int32_t    n_pending() const { return static_cast<int32_t>(pending_.size() / width_); }

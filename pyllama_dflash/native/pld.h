@@ -12,7 +12,7 @@
  *   - Token ids are int32, logits and scores float32, times int64 microseconds of a monotonic clock.
  */
 
-enum { PLD_ABI_VERSION = 4, PLD_MAX_DEVICES = 16 };
+enum { PLD_ABI_VERSION = 5, PLD_MAX_DEVICES = 16 };
 
 enum pld_status {
     PLD_OK = 0,
@@ -198,12 +198,21 @@ typedef struct pld_engine_params {
     int32_t type_v;
     int32_t type_k_draft;
     int32_t type_v_draft;
-    int32_t kv_unified; /* 1: one K/V buffer for all sequences; with the one there is, no difference */
+    int32_t kv_unified; /* 1: one K/V buffer for all sequences; 0: one for each; no difference where there is one */
     int32_t cuda_graphs; /* -1 from compute capability 7.0 on, 0 never, 1 on any card */
     int32_t backend_argmax; /* 1: argmax in the graph, no logits are read back; 0: logits are read back */
     int32_t fused_draft;    /* 1: our own graph of the draft where it can run; 0: llama.cpp's, the reference */
     int32_t draft_vocab;    /* 1: our own graph reads only the head's rows that dflash.draft_vocab lists; 0: all */
+    int32_t n_seq_max;      /* sequences that are kept side by side, each with n_ctx tokens; >= 1 */
+    int32_t n_ctx_draft;    /* last positions that the draft sees of a sequence; 0: all */
 } pld_engine_params;
+
+/* How the target's memory takes back tokens that were rejected. */
+enum pld_rollback {
+    PLD_ROLLBACK_CUT = 0,       /* the cache is cut at any position */
+    PLD_ROLLBACK_SNAPSHOTS = 1, /* a recurrent state is kept for each token of a verify */
+    PLD_ROLLBACK_CHECKPOINT = 2 /* the state before a verify is put back, and what was accepted is run again */
+};
 
 typedef struct pld_engine_info {
     int32_t n_ctx;
@@ -215,8 +224,12 @@ typedef struct pld_engine_info {
     int32_t kind; /* of the draft; PLD_KIND_TARGET without one */
     int32_t backend_argmax;
     int32_t fused_draft; /* 1 if drafts come from our own graph */
+    int32_t n_seq_max;
+    int32_t n_ctx_draft; /* positions that the draft sees at most; 0 without a draft */
+    int32_t rollback;    /* enum pld_rollback */
 } pld_engine_info;
 
+/* Where a sequence stands; the last two are the engine's. */
 typedef struct pld_engine_state {
     int32_t n_past;    /* tokens in the target's cache; the anchor is the token at this position */
     int32_t n_pending; /* prompt tokens that still wait for prefill */
@@ -271,43 +284,50 @@ int32_t pld_kv_type(const char *name);
 int32_t pld_engine_open(pld_model *target, pld_model *draft, const pld_engine_params *params, pld_engine **out);
 void pld_engine_free(pld_engine *engine);
 int32_t pld_engine_get_info(const pld_engine *engine, pld_engine_info *out);
-int32_t pld_engine_get_state(const pld_engine *engine, pld_engine_state *out);
+int32_t pld_engine_get_state(const pld_engine *engine, int32_t seq, pld_engine_state *out);
 int32_t pld_engine_get_memory(const pld_engine *engine, pld_engine_memory *out);
 /* Number of devices in use, the CPU last; up to cap of them are written, none with out NULL. */
 int32_t pld_engine_devices(const pld_engine *engine, pld_device_memory *out, int32_t cap);
 /* Number of graphs kept; up to cap of them are written, none with out NULL. */
 int32_t pld_engine_graphs(pld_engine *engine, pld_graph *out, int32_t cap);
-/* Forget all cached tokens. */
-int32_t pld_engine_reset(pld_engine *engine);
+/* Forget the cached tokens of a sequence, 0 to n_seq_max-1, or of all with seq -1. */
+int32_t pld_engine_reset(pld_engine *engine, int32_t seq);
 
 /* Take a prompt of n >= 1 tokens, keep the cached prefix that it shares with what came before (n_reused tokens, features
  * of the draft included) and drop the rest. The last token becomes the anchor, the others wait for pld_engine_prefill. */
-int32_t pld_engine_begin(pld_engine *engine, const int32_t *tokens, int32_t n, int32_t *n_reused);
+int32_t pld_engine_begin(pld_engine *engine, int32_t seq, const int32_t *tokens, int32_t n, int32_t *n_reused);
 /* Evaluate up to n_ubatch waiting tokens; the number of tokens still waiting, or a negative status. */
-int32_t pld_engine_prefill(pld_engine *engine);
+int32_t pld_engine_prefill(pld_engine *engine, int32_t seq);
 
-typedef struct pld_draft_params {
+typedef struct pld_draft_request {
+    int32_t seq;
     int32_t n_max; /* 0 to the engine's n_max, and at most block_size-1 */
     int32_t n_min; /* a draft shorter than this is dropped */
     float margin;  /* cut before the first token whose top-1 minus top-2 score is below this; 0: no cut */
     float p_min;   /* cut before the first token whose probability among the candidates is below this; 0: no cut */
-} pld_draft_params;
+} pld_draft_request;
 
-/* Draft a block after the anchor. tokens [n_max], margins [n_max], candidates and scores [n_max, n_candidates] by
- * descending score (each may be NULL but tokens). Returns the number of tokens, 0 included, or a negative status. */
-int32_t pld_engine_draft(pld_engine *engine, const pld_draft_params *params, int32_t *tokens, float *margins,
-                         int32_t *candidates, float *scores, int64_t *t_us);
+/* Draft a block after the anchor of each sequence, in one launch; requests [n] by ascending seq. lengths [n]: tokens of each
+ * draft, 0 included. A line of the arrays is as long as the engine's n_max, called w here: tokens [n, w], margins [n, w],
+ * candidates and scores [n, w, n_candidates] by descending score. All but lengths and tokens may be NULL. */
+int32_t pld_engine_draft(pld_engine *engine, const pld_draft_request *requests, int32_t n, int32_t *lengths, int32_t *tokens,
+                         float *margins, int32_t *candidates, float *scores, int64_t *t_us);
+
+typedef struct pld_verify_request {
+    int32_t seq;
+    int32_t n; /* drafted tokens, 0 to the engine's n_max */
+} pld_verify_request;
 
 typedef struct pld_verdict {
     int32_t n_accepted; /* drafted tokens that equal the target's own choice */
     int32_t bonus;      /* the target's token after them: the new anchor */
-    int64_t t_us;
 } pld_verdict;
 
-/* Run [anchor, tokens...] through the target, accept the longest prefix that equals its argmax, roll back the rest. chosen
- * [n+1]: the target's argmax at each row (rows after n_accepted follow a rejected token); may be NULL.
- * margins [n+1]: top-1 minus top-2 logit of each row; NULL with backend_argmax. Room: n_past + 1 + n <= n_ctx. */
-int32_t pld_engine_verify(pld_engine *engine, const int32_t *tokens, int32_t n, int32_t *chosen, float *margins,
-                          pld_verdict *out);
-/* Logits [n_vocab] of a row of the last verify; needs backend_argmax = 0. */
+/* Run [anchor, tokens...] of each sequence through the target in one launch, accept of each the longest prefix that equals its
+ * argmax, roll back the rest; requests [n] by ascending seq, w the engine's n_max, tokens [n, w]. chosen [n, w+1]: the target's
+ * argmax at each row (rows after n_accepted follow a rejected token); may be NULL. margins [n, w+1]: top-1 minus top-2 logit
+ * of each row; NULL with backend_argmax. verdicts [n]. Room in each sequence: n_past + 1 + n <= n_ctx. */
+int32_t pld_engine_verify(pld_engine *engine, const pld_verify_request *requests, int32_t n, const int32_t *tokens,
+                          int32_t *chosen, float *margins, pld_verdict *verdicts, int64_t *t_us);
+/* Logits [n_vocab] of a row of the last verify, if that was of one sequence; needs backend_argmax = 0. */
 int32_t pld_engine_logits(const pld_engine *engine, int32_t row, float *out);

@@ -17,6 +17,10 @@ int64_t now_us() {
     return duration_cast<microseconds>(steady_clock::now().time_since_epoch()).count();
 }
 
+void require_count(int32_t n, int32_t n_seq_max) {
+    require(n >= 1 && n <= n_seq_max, PLD_E_ARGUMENT, format("%d requests are out of range, 1 to n_seq_max=%d", n, n_seq_max));
+}
+
 }  // namespace
 
 int32_t pld_plan(const char * target, const pld_model_params * target_params, const char * draft,
@@ -67,10 +71,10 @@ int32_t pld_engine_get_info(const pld_engine * engine, pld_engine_info * out) {
     });
 }
 
-int32_t pld_engine_get_state(const pld_engine * engine, pld_engine_state * out) {
+int32_t pld_engine_get_state(const pld_engine * engine, int32_t seq, pld_engine_state * out) {
     return guard([&] {
         require_pointers(engine, out);
-        *out = engine->engine.state();
+        *out = engine->engine.state(seq);
         return PLD_OK;
     });
 }
@@ -97,76 +101,101 @@ int32_t pld_engine_devices(const pld_engine * engine, pld_device_memory * out, i
     });
 }
 
-int32_t pld_engine_reset(pld_engine * engine) {
+int32_t pld_engine_reset(pld_engine * engine, int32_t seq) {
     return guard([&] {
         require_pointers(engine);
-        engine->engine.reset();
+        if (seq == -1) {
+            engine->engine.reset();
+        } else {
+            engine->engine.reset(seq);
+        }
         return PLD_OK;
     });
 }
 
-int32_t pld_engine_begin(pld_engine * engine, const int32_t * tokens, int32_t n, int32_t * n_reused) {
+int32_t pld_engine_begin(pld_engine * engine, int32_t seq, const int32_t * tokens, int32_t n, int32_t * n_reused) {
     return guard([&] {
         require_pointers(engine, tokens, n_reused);
-        *n_reused = engine->engine.begin(tokens, n);
+        *n_reused = engine->engine.begin(seq, tokens, n);
         return PLD_OK;
     });
 }
 
-int32_t pld_engine_prefill(pld_engine * engine) {
+int32_t pld_engine_prefill(pld_engine * engine, int32_t seq) {
     return guard([&] {
         require_pointers(engine);
-        return engine->engine.prefill();
+        return engine->engine.prefill(seq);
     });
 }
 
-int32_t pld_engine_draft(pld_engine * engine, const pld_draft_params * params, int32_t * tokens, float * margins,
-                         int32_t * candidates, float * scores, int64_t * t_us) {
+int32_t pld_engine_draft(pld_engine * engine, const pld_draft_request * requests, int32_t n, int32_t * lengths, int32_t * tokens,
+                         float * margins, int32_t * candidates, float * scores, int64_t * t_us) {
     return guard([&] {
-        require_pointers(engine, params, tokens);
-        require(params->n_min >= 0 && params->n_min <= params->n_max, PLD_E_ARGUMENT,
-                format("n_min=%d is out of range, 0 to n_max=%d", params->n_min, params->n_max));
-        require(params->margin >= 0.0f, PLD_E_ARGUMENT, format("margin=%g is negative or not a number", params->margin));
-        require(params->p_min >= 0.0f && params->p_min <= 1.0f, PLD_E_ARGUMENT,
-                format("p_min=%g is outside 0 to 1", params->p_min));
+        require_pointers(engine, requests, lengths, tokens);
         const auto start = now_us();
-        const auto draft = engine->engine.draft(params->n_max);
-        const auto n     = pld::cut(draft, params->n_min, params->margin, params->p_min);
-        const auto k     = static_cast<size_t>(engine->engine.info().n_candidates);
-        for (int32_t i = 0; i < n; ++i) {
-            const auto & c = draft[static_cast<size_t>(i)];
-            tokens[i]      = c.tokens[0];
-            if (margins) {
-                margins[i] = c.margin();
-            }
-            if (candidates) {
-                std::copy(c.tokens.begin(), c.tokens.end(), candidates + static_cast<size_t>(i) * k);
-            }
-            if (scores) {
-                std::copy(c.scores.begin(), c.scores.end(), scores + static_cast<size_t>(i) * k);
+        const auto info  = engine->engine.info();
+        const auto k     = static_cast<size_t>(info.n_candidates);
+        require_count(n, info.n_seq_max);
+        std::vector<pld::DraftRequest> asked;
+        for (const auto * r = requests; r != requests + n; ++r) {
+            require(r->n_min >= 0 && r->n_min <= r->n_max, PLD_E_ARGUMENT,
+                    format("n_min=%d is out of range, 0 to n_max=%d", r->n_min, r->n_max));
+            require(r->margin >= 0.0f, PLD_E_ARGUMENT, format("margin=%g is negative or not a number", r->margin));
+            require(r->p_min >= 0.0f && r->p_min <= 1.0f, PLD_E_ARGUMENT, format("p_min=%g is outside 0 to 1", r->p_min));
+            asked.push_back({r->seq, 0, r->n_max});
+        }
+        const auto drafts = engine->engine.draft(std::move(asked));
+        for (int32_t j = 0; j < n; ++j) {
+            const auto & draft = drafts[static_cast<size_t>(j)];
+            const auto   line  = static_cast<size_t>(j) * static_cast<size_t>(info.n_max);
+            lengths[j]         = pld::cut(draft, requests[j].n_min, requests[j].margin, requests[j].p_min);
+            for (size_t i = 0; i < static_cast<size_t>(lengths[j]); ++i) {
+                const auto & c   = draft[i];
+                tokens[line + i] = c.tokens[0];
+                if (margins) {
+                    margins[line + i] = c.margin();
+                }
+                if (candidates) {
+                    std::copy(c.tokens.begin(), c.tokens.end(), candidates + (line + i) * k);
+                }
+                if (scores) {
+                    std::copy(c.scores.begin(), c.scores.end(), scores + (line + i) * k);
+                }
             }
         }
         if (t_us) {
             *t_us = now_us() - start;
         }
-        return n;
+        return PLD_OK;
     });
 }
 
-int32_t pld_engine_verify(pld_engine * engine, const int32_t * tokens, int32_t n, int32_t * chosen, float * margins,
-                          pld_verdict * out) {
+int32_t pld_engine_verify(pld_engine * engine, const pld_verify_request * requests, int32_t n, const int32_t * tokens,
+                          int32_t * chosen, float * margins, pld_verdict * verdicts, int64_t * t_us) {
     return guard([&] {
-        require_pointers(engine, out);
-        require(n == 0 || tokens != nullptr, PLD_E_ARGUMENT, "a required pointer is NULL");
-        const auto start   = now_us();
-        const auto verdict = engine->engine.verify(tokens, n, margins != nullptr);
-        if (chosen) {
-            std::copy(verdict.chosen.begin(), verdict.chosen.end(), chosen);
+        require_pointers(engine, requests, tokens, verdicts);
+        const auto start = now_us();
+        const auto info  = engine->engine.info();
+        const auto w     = static_cast<size_t>(info.n_max);
+        require_count(n, info.n_seq_max);
+        std::vector<pld::VerifyRequest> asked;
+        for (int32_t j = 0; j < n; ++j) {
+            asked.push_back({requests[j].seq, tokens + static_cast<size_t>(j) * w, requests[j].n});
         }
-        if (margins) {
-            std::copy(verdict.margins.begin(), verdict.margins.end(), margins);
+        const auto found = engine->engine.verify(asked, margins != nullptr);
+        for (size_t j = 0; j < found.size(); ++j) {
+            const auto & v = found[j];
+            if (chosen) {
+                std::copy(v.chosen.begin(), v.chosen.end(), chosen + j * (w + 1));
+            }
+            if (margins) {
+                std::copy(v.margins.begin(), v.margins.end(), margins + j * (w + 1));
+            }
+            verdicts[j] = {v.n_accepted, v.chosen[static_cast<size_t>(v.n_accepted)]};
         }
-        *out = {verdict.n_accepted, verdict.chosen[static_cast<size_t>(verdict.n_accepted)], now_us() - start};
+        if (t_us) {
+            *t_us = now_us() - start;
+        }
         return PLD_OK;
     });
 }
