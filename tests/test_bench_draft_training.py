@@ -332,7 +332,7 @@ def test_a_run_learns_what_it_reads(files: Files, tmp_path: Path) -> None:
 
     def accepted() -> float:
         chains.at[:] = 8
-        return float(made.step(found, chains, rows, 0, 1.0)[2])
+        return float(made.step(found, chains, rows, 0, 1.0, made.settings.draft.block)[2])
 
     first = accepted()
     for _ in range(30):

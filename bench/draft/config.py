@@ -53,6 +53,7 @@ class Train:
     seconds: float
     rows: int
     anchors: int
+    blocks: list[int]
     peak_lr: float
     weight_decay: float
     flat: float
@@ -92,7 +93,7 @@ def read(path: Path, changes: list[str]) -> Settings:
     _check("settings", tree, {field.name for field in fields(Settings)} - {"variants"})
     target = tree["target"]
     _check("[target]", target, {"path", "variants"})
-    return Settings(
+    made = Settings(
         name=tree["name"],
         license=tree["license"],
         seed=tree["seed"],
@@ -102,6 +103,10 @@ def read(path: Path, changes: list[str]) -> Settings:
         text=_part(Text, "text", tree),
         train=_part(Train, "train", tree),
     )
+    longest = made.draft.block
+    if not all(2 <= length <= longest for length in made.train.blocks):
+        raise ValueError(f"train.blocks={made.train.blocks} is out of range, 2 to draft.block={longest}")
+    return made
 
 
 def _change(tree: dict[str, Any], change: str) -> None:

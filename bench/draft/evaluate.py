@@ -26,7 +26,7 @@ def evaluate(trainer: Trainer, sequences: Sequences) -> float:
         kind = sequences.kind[rows].long().cpu()
         read = trainer.read(sequences, rows, int(sequences.variant[rows[0]]))
         while going.any():
-            found = trainer.losses(trainer.batch(sequences, rows, read, at))[2]
+            found = trainer.losses(trainer.batch(sequences, rows, read, at, settings.draft.block))[2]
             rounds.index_add_(0, kind, going.float().cpu())
             accepted.index_add_(0, kind, (found * going).cpu())
             at = at + 1 + found.long()[:, None]

@@ -43,6 +43,7 @@ class Trainer:
         self.targets = {name: self.target.variant(name) for name in dict.fromkeys(settings.variants)}
         self.draft = Draft(settings.draft, self.target).to(device)
         self.optimizer = Optimizer(self.draft.named_parameters(), settings.train.peak_lr, settings.train.weight_decay)
+        self.blocks = settings.train.blocks or [settings.draft.block]
         self.turn = self.target.rotary(settings.text.length + settings.draft.block)
         self.elapsed, self.steps, self.rounded = 0.0, 0, False
         fast = torch.compile if device.startswith("cuda") else lambda function, **_: function
@@ -59,9 +60,11 @@ class Trainer:
         features, last = target.rows(ids, self.settings.draft.taps, self.pre, self.post, (cos[:length], sin[:length]))
         return features, F.linear(last.flatten(0, 1), target.head)
 
-    def batch(self, sequences: Sequences, rows: Tensor, read: tuple[Tensor, Tensor], anchors: Tensor) -> dict[str, Any]:
+    def batch(
+        self, sequences: Sequences, rows: Tensor, read: tuple[Tensor, Tensor], anchors: Tensor, block: int
+    ) -> dict[str, Any]:
         """Lay out a pass of the draft: features, embeddings, positions, the teacher's logits, the tokens to learn."""
-        block, length = self.settings.draft.block, sequences.tokens.shape[1]
+        length = sequences.tokens.shape[1]
         ids, (cos, sin) = sequences.tokens[rows].long(), self.turn
         at = anchors[..., None] + torch.arange(block, device=ids.device)  # [R, A, B]
         flat = at.flatten(1)
@@ -95,10 +98,12 @@ class Trainer:
             self.settings.draft.top_k, mix, self.one,
         )  # fmt: skip
 
-    def step(self, sequences: Sequences, chains: Anchors, rows: Tensor, variant: int, schedule: float) -> Tensor:
-        """One step; the losses and the mean of accepted tokens, [3]."""
+    def step(
+        self, sequences: Sequences, chains: Anchors, rows: Tensor, variant: int, schedule: float, block: int
+    ) -> Tensor:
+        """One step with blocks of one length; the losses and the mean of accepted tokens, [3]."""
         anchors = chains.take(rows)
-        batch = self.batch(sequences, rows, self.read(sequences, rows, variant), anchors)
+        batch = self.batch(sequences, rows, self.read(sequences, rows, variant), anchors, block)
         unary, selector, accepted = self.losses(batch)
         for p in self.draft.parameters():
             p.grad = None
@@ -145,8 +150,8 @@ class Trainer:
         made.repeated = ~made.own
         made.variant = torch.zeros(rows, dtype=torch.uint8, device=self.device)
         chains = Anchors(made, self.settings.train.anchors, self.settings.draft.block)
-        for _ in range(3):
-            self.step(made, chains, torch.arange(rows, device=self.device), 0, 0.0)
+        for block in (*dict.fromkeys(self.blocks),) * 3:
+            self.step(made, chains, torch.arange(rows, device=self.device), 0, 0.0, block)
         self.optimizer.put(state)
         self.optimizer.adam.state.clear()
         for m in self.optimizer.momentum.values():
@@ -178,7 +183,8 @@ class Trainer:
                 if self.elapsed >= train.seconds or now >= until:
                     break
                 self.rounded = train.quantised == "q4" and self.elapsed >= train.quantise_from * train.seconds
-            found = self.step(sequences, chains, rows, variant, self.schedule())
+            block = self.blocks[self.steps % len(self.blocks)]
+            found = self.step(sequences, chains, rows, variant, self.schedule(), block)
             self.steps += 1
             mean = found if mean is None else mean.lerp(found, 0.01)
             if self.steps % REPORT == 0:
