@@ -10,7 +10,8 @@ namespace pld {
 
 namespace {
 
-// Symbols in the shapes: H width of the model, d of a head, h query heads, g key heads, B block, W rows of the target, V head.
+// Symbols in the shapes: H width of the model, d of a head, h query heads, g key heads, B rows of a block, S blocks, W rows of the
+// target, V head.
 class Builder {
 public:
     Builder(const DraftModel & model, const DraftCache & cache, const DraftInputs & inputs, const DraftRows & rows, int32_t k,
@@ -25,7 +26,7 @@ public:
 
     DraftGraph build(const std::vector<const ggml_tensor *> & features) {
         auto * c = rows_.n_rows > 0 ? fuse(features) : nullptr;  // [H, W], the same for all layers
-        auto * x = in_.block;                                    // [H, B]
+        auto * x = rows_.n_seqs > 1 ? ggml_get_rows(ctx_, in_.embd, in_.slot) : in_.block;  // [H, B*S]
         for (int32_t il = 0; il < model_.n_layer(); ++il) {
             if (x) {
                 x = layer(il, x, c);
@@ -48,17 +49,26 @@ private:
         return ggml_mul(ctx_, ggml_rms_norm(ctx_, x, h_.f_norm_rms_eps), weight);
     }
 
-    // All rows of a matrix but the first.
-    ggml_tensor * tail(ggml_tensor * x) { return ggml_view_2d(ctx_, x, x->ne[0], x->ne[1] - 1, x->nb[1], x->nb[1]); }
+    // All rows but the first of each block: [H, (B-1)*S].
+    ggml_tensor * tail(ggml_tensor * x) {
+        if (rows_.n_seqs == 1) {
+            return ggml_view_2d(ctx_, x, x->ne[0], x->ne[1] - 1, x->nb[1], x->nb[1]);
+        }
+        auto * t = ggml_view_3d(ctx_, x, x->ne[0], rows_.n_block - 1, rows_.n_seqs, x->nb[1], rows_.n_block * x->nb[1], x->nb[1]);
+        return ggml_cont_2d(ctx_, t, x->ne[0], (rows_.n_block - 1) * rows_.n_seqs);
+    }
 
     // The target's features of all layers side by side, through the fusing layer.
     ggml_tensor * fuse(const std::vector<const ggml_tensor *> & features) {
         ggml_tensor * all = nullptr;
         for (const auto * f : features) {
-            auto * leaf  = ggml_new_tensor_2d(ctx_, f->type, f->ne[0], rows_.n_rows);
+            auto * leaf  = ggml_new_tensor_2d(ctx_, f->type, f->ne[0], rows_.gather ? f->ne[1] : rows_.n_rows);
             leaf->data   = f->data;
             leaf->buffer = f->buffer;
-            all          = all ? ggml_concat(ctx_, all, leaf, 0) : leaf;
+            if (rows_.gather) {
+                leaf = ggml_get_rows(ctx_, leaf, in_.source);
+            }
+            all = all ? ggml_concat(ctx_, all, leaf, 0) : leaf;
         }
         return norm(ggml_mul_mat(ctx_, w_.fc, all), w_.output_norm_enc);
     }
@@ -93,25 +103,27 @@ private:
         expand(ggml_set_rows(ctx_, cache_.v(il), v, in_.cell));
     }
 
-    // Cells [0, n_kv) of a cache as [d, n_kv, g].
+    // Cells [0, n_kv) of each sequence as [d, n_kv, g, S].
     ggml_tensor * cells(ggml_tensor * cache) {
-        auto * t = ggml_view_3d(ctx_, cache, head(), cache->ne[0] / head(), rows_.n_kv, ggml_row_size(cache->type, head()),
-                                cache->nb[1], 0);
+        const auto stride = cache->nb[1] * static_cast<size_t>(cache_.n_cells());
+        auto *     t = ggml_view_4d(ctx_, cache, head(), cache->ne[0] / head(), rows_.n_kv, rows_.n_seqs,
+                                    ggml_row_size(cache->type, head()), cache->nb[1], stride, stride * static_cast<size_t>(rows_.first));
         return ggml_permute(ctx_, t, 0, 2, 1, 3);
     }
 
-    // u [H, B] normalised, c [H, W] or null.
+    // u [H, B*S] normalised, c [H, W] or null.
     ggml_tensor * attention(int32_t il, ggml_tensor * u, ggml_tensor * c) {
         const auto & l = w_.layers[static_cast<size_t>(il)];
         auto *       q = norm(heads(ggml_mul_mat(ctx_, l.wq, u)), l.attn_q_norm);
-        q              = rope(q, ggml_view_1d(ctx_, in_.position, rows_.n_block, 0));
+        q              = rope(q, ggml_view_1d(ctx_, in_.position, rows_.blocks(), 0));
         q              = rotate(q, cache_.k_rotation());
         expand(q);
         write(il, c ? ggml_concat(ctx_, u, c, 1) : u);
 
         const auto scale = h_.f_attention_scale != 0.0f ? h_.f_attention_scale : 1.0f / std::sqrt(static_cast<float>(head()));
         auto *     mask  = h_.is_swa(static_cast<uint32_t>(il)) ? in_.window : in_.mask;
-        q                = ggml_permute(ctx_, q, 0, 2, 1, 3);  // [d, B, h]
+        q                = ggml_reshape_4d(ctx_, q, q->ne[0], q->ne[1], rows_.n_block, rows_.n_seqs);
+        q                = ggml_permute(ctx_, q, 0, 2, 1, 3);  // [d, B, h, S]
         auto * k         = cells(cache_.k(il));
         auto * v         = cells(cache_.v(il));
         auto * o         = flash_attn_ ? flash(q, k, v, mask, scale) : plain(q, k, v, mask, scale);
@@ -126,7 +138,7 @@ private:
         const auto half = [&](ggml_tensor * t) { return t->type == GGML_TYPE_F32 ? ggml_cast(ctx_, t, GGML_TYPE_F16) : t; };
         auto *     o    = ggml_flash_attn_ext(ctx_, q, half(k), half(v), mask, scale, 0.0f, 0.0f);
         ggml_prec_set_acc(o, GGML_PREC_F32);
-        return ggml_reshape_2d(ctx_, o, o->ne[0] * o->ne[1], o->ne[2]);
+        return ggml_reshape_2d(ctx_, o, o->ne[0] * o->ne[1], rows_.blocks());
     }
 
     ggml_tensor * plain(ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask, float scale) {
@@ -135,7 +147,7 @@ private:
         kq       = ggml_soft_max_ext(ctx_, kq, mask, scale, 0.0f);
         auto * o = ggml_mul_mat(ctx_, ggml_cont(ctx_, ggml_transpose(ctx_, v)), kq);
         o        = ggml_permute(ctx_, o, 0, 2, 1, 3);
-        return ggml_cont_2d(ctx_, o, o->ne[0] * o->ne[1], o->ne[2]);
+        return ggml_cont_2d(ctx_, o, o->ne[0] * o->ne[1], rows_.blocks());
     }
 
     // Between two convolutions along the block, whose kernels both come from the input: x + conv(f(conv(u))), u = norm(x).
@@ -164,37 +176,46 @@ private:
         });
     }
 
-    // x [H, B] -> [2k, n] for the n = B - 1 mask slots: the anchor is known.
+    // x [H, B*S] -> [2k, n, S] for the n = B - 1 mask slots of each block: its anchor is known.
     ggml_tensor * candidates(ggml_tensor * x) {
         x                 = tail(x);
-        const auto n      = x->ne[1];
-        auto *     logits = ggml_mul_mat(ctx_, model_.head(), x);  // [V, n]
+        const auto N      = x->ne[1];                              // n*S
+        auto *     logits = ggml_mul_mat(ctx_, model_.head(), x);  // [V, N]
         if (logits->ne[0] > model_.n_head()) {
-            logits = ggml_cont(ctx_, ggml_view_2d(ctx_, logits, model_.n_head(), n, logits->nb[1], 0));
+            logits = ggml_cont(ctx_, ggml_view_2d(ctx_, logits, model_.n_head(), N, logits->nb[1], 0));
         }
         if (model_.dflash2()) {
             logits = transform(logits);
         }
-        auto * ids   = ggml_top_k(ctx_, logits, k_);  // I32 [k, n]
-        auto * unary = ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, logits, 1, logits->ne[0], n), ids);
-        unary        = ggml_reshape_2d(ctx_, unary, k_, n);
+        auto * ids   = ggml_top_k(ctx_, logits, k_);  // I32 [k, N]
+        auto * unary = ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, logits, 1, logits->ne[0], N), ids);
+        unary        = ggml_reshape_2d(ctx_, unary, k_, N);
         if (in_.tokens) {
-            ids = ggml_get_rows(ctx_, in_.tokens, ggml_reshape_1d(ctx_, ids, k_ * n));
-            ids = ggml_reshape_2d(ctx_, ids, k_, n);
+            ids = ggml_get_rows(ctx_, in_.tokens, ggml_reshape_1d(ctx_, ids, k_ * N));
+            ids = ggml_reshape_2d(ctx_, ids, k_, N);
         }
         if (!model_.dflash2()) {
             return ggml_concat(ctx_, ggml_cast(ctx_, ids, GGML_TYPE_F32), unary, 0);
         }
+        auto * gate      = ggml_mul_mat(ctx_, w_.dflash_selector_hidden, x);
+        auto * successor = ggml_get_rows(ctx_, w_.dflash_selector_next, ggml_reshape_1d(ctx_, ids, k_ * N));
+        return ggml_block_walk(ctx_, of_blocks(ids), of_blocks(unary), of_blocks(gate),
+                               ggml_reshape_4d(ctx_, successor, successor->ne[0], k_, rows_.n_block - 1, rows_.n_seqs),
+                               predecessors(ids));
+    }
 
-        auto * gate        = ggml_mul_mat(ctx_, w_.dflash_selector_hidden, x);
-        auto * flat        = ggml_reshape_1d(ctx_, ids, k_ * n);
-        auto * successor   = ggml_get_rows(ctx_, w_.dflash_selector_next, flat);
-        auto * predecessor = ggml_get_rows(ctx_, w_.dflash_selector_prev, in_.anchor);
-        if (n > 1) {
-            auto * earlier = ggml_view_1d(ctx_, flat, k_ * (n - 1), 0);
-            predecessor    = ggml_concat(ctx_, predecessor, ggml_get_rows(ctx_, w_.dflash_selector_prev, earlier), 1);
+    ggml_tensor * of_blocks(ggml_tensor * x) { return ggml_reshape_3d(ctx_, x, x->ne[0], x->ne[1] / rows_.n_seqs, rows_.n_seqs); }
+
+    // ids I32 [k, n*S] -> [R, 1 + k*(n-1), S]: what each block may choose before a slot, the anchor first.
+    ggml_tensor * predecessors(ggml_tensor * ids) {
+        auto *     out  = of_blocks(ggml_get_rows(ctx_, w_.dflash_selector_prev, in_.anchor));
+        const auto n_id = k_ * (rows_.n_block - 2);
+        if (n_id == 0) {
+            return out;
         }
-        return ggml_block_walk(ctx_, ids, unary, gate, ggml_reshape_3d(ctx_, successor, successor->ne[0], k_, n), predecessor);
+        auto * earlier = ggml_view_2d(ctx_, ids, n_id, rows_.n_seqs, ids->nb[1] * static_cast<size_t>(rows_.n_block - 1), 0);
+        earlier = rows_.n_seqs > 1 ? ggml_cont_1d(ctx_, earlier, n_id * rows_.n_seqs) : ggml_reshape_1d(ctx_, earlier, n_id);
+        return ggml_concat(ctx_, out, of_blocks(ggml_get_rows(ctx_, w_.dflash_selector_prev, earlier)), 1);
     }
 
     // What the target does to its logits; DFlash's are read as they come.

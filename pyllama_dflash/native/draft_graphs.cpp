@@ -8,12 +8,6 @@ namespace pld {
 
 namespace {
 
-constexpr size_t MAX_GRAPHS = 16;
-
-bool same(const DraftRows & a, const DraftRows & b) {
-    return a.n_block == b.n_block && a.n_rows == b.n_rows && a.n_kv == b.n_kv;
-}
-
 std::vector<const void *> places_of(const std::vector<const ggml_tensor *> & features) {
     std::vector<const void *> out;
     for (const auto * f : features) {
@@ -24,9 +18,10 @@ std::vector<const void *> places_of(const std::vector<const ggml_tensor *> & fea
 
 }  // namespace
 
-DraftGraphs::DraftGraphs(ggml_backend_t backend, bool dry_run, Build build)
+DraftGraphs::DraftGraphs(ggml_backend_t backend, bool dry_run, size_t most, Build build)
     : backend_(backend),
       dry_run_(dry_run),
+      most_(most),
       build_(std::move(build)),
       allocator_(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend))) {}
 
@@ -51,7 +46,7 @@ void DraftGraphs::reserve(const DraftShape & largest) {
 const DraftGraph & DraftGraphs::get(const DraftShape & shape) {
     const auto places = places_of(shape.features);
     const auto it     = std::find_if(kept_.begin(), kept_.end(),
-                                     [&](const Kept & k) { return same(k.rows, shape.rows) && k.places == places; });
+                                     [&](const Kept & k) { return k.rows == shape.rows && k.places == places; });
     if (it != kept_.end()) {
         ++hits_;
         ++it->n_hits;
@@ -68,7 +63,7 @@ const DraftGraph & DraftGraphs::get(const DraftShape & shape) {
     }
     require(allocated, PLD_E_MEMORY, "no memory for the draft's compute buffer");
     kept_.push_front({shape.rows, places, std::move(graph), 0});
-    if (kept_.size() > MAX_GRAPHS) {
+    if (kept_.size() > most_) {
         kept_.pop_back();
     }
     return kept_.front().graph;
@@ -76,7 +71,7 @@ const DraftGraph & DraftGraphs::get(const DraftShape & shape) {
 
 void DraftGraphs::list(std::vector<pld_graph> & out) const {
     for (const auto & k : kept_) {
-        out.push_back({1, k.rows.n_block, k.rows.n_rows, k.n_hits, 0});
+        out.push_back({1, k.rows.blocks(), k.rows.n_rows, k.n_hits, 0});
     }
 }
 

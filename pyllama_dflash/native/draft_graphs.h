@@ -20,7 +20,8 @@ class DraftGraphs {
 public:
     using Build = std::function<DraftGraph(const DraftShape &)>;
 
-    DraftGraphs(ggml_backend_t backend, bool dry_run, Build build);
+    // most: graphs that are kept.
+    DraftGraphs(ggml_backend_t backend, bool dry_run, size_t most, Build build);
 
     // Make room for graphs as large as this one: what is built later then never moves what was built before.
     // Throws Unsupported for a node that the backend does not compute, Error(PLD_E_MEMORY).
@@ -48,6 +49,7 @@ private:
 
     ggml_backend_t   backend_;
     bool             dry_run_;
+    size_t           most_;
     Build            build_;
     ggml_gallocr_ptr allocator_;  // one for all: they never run at once
     std::list<Kept>  kept_;       // the last used first

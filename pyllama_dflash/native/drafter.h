@@ -19,7 +19,8 @@ struct BatchRows {
     int32_t n_kept;
 };
 
-// n tokens to draft after the anchor, which stands at position n_past(seq).
+// n tokens to draft after the anchor, which stands at position n_past(seq). Requests of one call share the width of the widest,
+// and what is more than asked for is left out: a draft that isn't causal sees all of its block, so its width is part of it.
 struct DraftRequest {
     int32_t seq;
     int32_t anchor;
@@ -33,6 +34,8 @@ public:
     // Whether this is our own graph.
     virtual bool    fused() const        = 0;
     virtual int32_t n_candidates() const = 0;
+    // Positions before a block that it sees at most.
+    virtual int32_t n_ctx() const = 0;
     // Positions whose features are here: in the cache, or waiting to be written there.
     virtual int32_t n_past(int32_t seq) const = 0;
     virtual int64_t n_injected() const        = 0;
@@ -58,6 +61,13 @@ public:
     // kept.
     virtual int32_t truncate(int32_t seq, int32_t pos) = 0;
     virtual void    forget_all()                       = 0;
+
+    // What is here of a sequence, as bytes for a later state_read() by a drafter of the same kind for the same draft; what waits
+    // is written into the cache first. out has room for state_size() bytes.
+    virtual size_t state_size(int32_t seq)                                      = 0;
+    virtual void   state_write(int32_t seq, uint8_t * out)                      = 0;
+    // In place of what is here of it. Throws Error(PLD_E_ARGUMENT) for what does not fit; the sequence is forgotten then.
+    virtual void   state_read(int32_t seq, const uint8_t * data, size_t size) = 0;
 
 protected:
     // Say once that a draft was cut where a candidate was invalid.

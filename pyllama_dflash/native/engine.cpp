@@ -132,7 +132,7 @@ pld_engine_info Engine::info() const {
             params_.backend_argmax != 0,
             drafter_ && drafter_->fused(),
             params_.n_seq_max,
-            drafter_ ? params_.n_ctx : 0,
+            drafter_ ? drafter_->n_ctx() : 0,
             PLD_ROLLBACK_CUT};
 }
 

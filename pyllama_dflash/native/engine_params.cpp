@@ -8,7 +8,7 @@ namespace pld {
 
 namespace {
 
-constexpr int32_t MAX_CTX = 1 << 28;
+constexpr int32_t MAX_CTX = 1 << 28, MAX_SEQ = 64;
 
 // The types that llama.cpp takes for a cache.
 constexpr ggml_type KV_TYPES[] = {
@@ -27,6 +27,16 @@ void check_type(int32_t type) {
 void check_range(const char * option, int32_t value, int32_t most) {
     require(value >= 1 && value <= most, PLD_E_ARGUMENT,
             format("%s=%d is out of range, 1 to %d; %s %s", option, value, most, value < 1 ? "raise" : "lower", option));
+}
+
+void check_sizes(const pld_engine_params & p) {
+    check_range("n_ctx", p.n_ctx, MAX_CTX);
+    check_range("n_seq_max", p.n_seq_max, MAX_SEQ);
+    require(p.n_ctx <= MAX_CTX / p.n_seq_max, PLD_E_ARGUMENT,
+            format("n_ctx=%d for each of n_seq_max=%d sequences is more than %d tokens in all; lower one of them", p.n_ctx,
+                   p.n_seq_max, MAX_CTX));
+    require(p.n_ctx_draft >= 0, PLD_E_ARGUMENT,
+            format("n_ctx_draft=%d is negative; 0 lets the draft see all positions", p.n_ctx_draft));
 }
 
 // A quantised cache holds the values of a head in whole blocks.
@@ -61,8 +71,12 @@ int32_t kv_type(const std::string & name) {
     return it == std::end(KV_TYPES) ? -1 : *it;
 }
 
+int32_t draft_window(const pld_engine_params & p) {
+    return p.n_ctx_draft == 0 ? p.n_ctx : std::min(p.n_ctx_draft, p.n_ctx);
+}
+
 void check_draft_cache(const Header & draft, const pld_engine_params & p) {
-    check_range("n_ctx", p.n_ctx, MAX_CTX);
+    check_sizes(p);
     check_type(p.type_k_draft);
     check_type(p.type_v_draft);
     check_heads(draft, "attention.key_length", p.type_k_draft, "type_k_draft");
@@ -81,12 +95,10 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
     p.n_ctx = p.n_ctx == 0 ? trained : p.n_ctx;
     p.n_max = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
 
-    constexpr int32_t MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255, MAX_SEQ = 64;
-    check_range("n_ctx", p.n_ctx, MAX_CTX);
+    constexpr int32_t MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
+    check_sizes(p);
     check_range("n_ubatch", p.n_ubatch, MAX_STEP);
     check_range("n_threads", p.n_threads, MAX_THREADS);
-    check_range("n_seq_max", p.n_seq_max, MAX_SEQ);
-    require(p.n_ctx_draft >= 0, PLD_E_ARGUMENT, format("n_ctx_draft=%d is negative; 0 means all", p.n_ctx_draft));
     require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));
     require(p.cuda_graphs >= -1 && p.cuda_graphs <= 1, PLD_E_ARGUMENT, format("cuda_graphs=%d is none of -1, 0, 1", p.cuda_graphs));
     require(!draft || p.n_max <= widest, PLD_E_ARGUMENT,
@@ -125,11 +137,14 @@ int32_t draft_ubatch(const DraftFacts & facts) {
 }
 
 llama_context_params draft_context(const DraftFacts & facts, llama_context * target, const pld_engine_params & params) {
-    // A block never reaches beyond what could be verified, so n_ctx is the target's.
-    auto out      = context_params(params.n_ctx * params.n_seq_max, draft_ubatch(facts), facts.block_size, params);
-    out.type_k    = static_cast<ggml_type>(params.type_k_draft);
-    out.type_v    = static_cast<ggml_type>(params.type_v_draft);
-    out.ctx_other = target;
+    // What a block sees, the block, and a batch of features before what no longer is seen makes room for it. A block never reaches
+    // beyond what could be verified, unless it is as wide as another's.
+    const auto all   = params.n_ctx + (params.n_seq_max > 1 ? facts.block_size - 1 : 0);
+    const auto n_ctx = std::min(all, draft_window(params) + facts.block_size + draft_ubatch(facts));
+    auto       out   = context_params(n_ctx * params.n_seq_max, draft_ubatch(facts), facts.block_size, params);
+    out.type_k       = static_cast<ggml_type>(params.type_k_draft);
+    out.type_v       = static_cast<ggml_type>(params.type_v_draft);
+    out.ctx_other    = target;
     return out;
 }
 

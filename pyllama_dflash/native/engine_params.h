@@ -16,8 +16,10 @@ int32_t kv_type(const std::string & name);
 // may be null.
 pld_engine_params resolve(const Header & target, const Header * draft, pld_engine_params params);
 
-// Check what a draft's K/V cache takes: n_ctx and its types. Throws Error(PLD_E_ARGUMENT).
+// Check what a draft's K/V cache takes: sizes and its types. Throws Error(PLD_E_ARGUMENT).
 void check_draft_cache(const Header & draft, const pld_engine_params & params);
+// Positions before its block that a draft sees: n_ctx_draft, or all.
+int32_t draft_window(const pld_engine_params & params);
 
 // Of resolved parameters.
 llama_context_params target_context(const pld_engine_params & params);

@@ -1,8 +1,9 @@
-// The draft as one launch of our own graph. It reads the target's features where they lie: those of a verify wait there, and go
-// to the cache with the next block.
+// The draft as one launch of our own graph, for all sequences that are neighbours. It reads the target's features where they lie:
+// those of a verify wait there, and go to the cache with the next blocks.
 #pragma once
 
 #include "draft_graphs.h"
+#include "draft_state.h"
 #include "drafter.h"
 
 namespace pld {
@@ -14,7 +15,8 @@ public:
 
     bool    fused() const override { return true; }
     int32_t n_candidates() const override { return n_candidates_; }
-    int32_t n_past(int32_t) const override { return seq_.n_cached + seq_.n_kept; }
+    int32_t n_ctx() const override { return window_; }
+    int32_t n_past(int32_t seq) const override { return at(seq).n_cached + at(seq).n_kept; }
     int64_t n_injected() const override { return n_injected_; }
     void    counters(pld_engine_memory & out) const override;
     void    footprint(Footprint & out) const override;
@@ -28,15 +30,20 @@ public:
     void    inject() override;
     std::vector<Draft> draft(const std::vector<DraftRequest> & requests) override;
     int32_t truncate(int32_t seq, int32_t pos) override;
-    void    forget_all() override { seq_ = {}; }
+    void    forget_all() override;
+    size_t  state_size(int32_t seq) override;
+    void    state_write(int32_t seq, uint8_t * out) override;
+    void    state_read(int32_t seq, const uint8_t * data, size_t size) override;
 
 private:
     // What belongs to one sequence, beside its cells.
     struct Sequence {
-        int32_t                          n_cached = 0;  // positions in the cache
-        std::vector<const ggml_tensor *> features;      // rows of the target's last batch that are not there yet
-        int32_t                          n_kept = 0;    // so many of them, from the first, will be
+        int32_t n_cached = 0;  // positions up to which the cache was written
+        int32_t low      = 0;  // the first that it still holds
+        int32_t row      = 0;  // of the target's last batch, the sequence's first
+        int32_t n_kept   = 0;  // rows from there on that are to be written
     };
+    using Requests = std::vector<DraftRequest>::const_iterator;
 
     // Features that lie on another device, copied to the draft's.
     struct Copy {
@@ -48,14 +55,22 @@ private:
     void                reserve_largest();
     size_t              n_copies() const;
     size_t              copy_size() const;  // of one layer's features
-    int32_t             n_rows() const;
-    // Write what waits and, with n > 0, run a block that drafts n tokens into out [n, 2k].
-    void launch(int32_t anchor, int32_t n, float * out);
+    Requests            stretch_end(Requests begin, Requests end) const;
+    std::vector<DraftSource> sources(DraftRows & rows) const;
+    // Write what waits and run a block of n tokens for each sequence from the first request's to the last's: out [sequences, n, 2k].
+    void       launch(Requests begin, Requests end, int32_t n, std::vector<float> & out);
+    DraftState header(int32_t seq) const;
+
+    Sequence &       at(int32_t seq) { return seqs_[static_cast<size_t>(seq)]; }
+    const Sequence & at(int32_t seq) const { return seqs_[static_cast<size_t>(seq)]; }
 
     std::shared_ptr<Model> model_;
     Context &              target_;
     int32_t                n_vocab_;
     int32_t                n_candidates_;
+    int32_t                n_ctx_;
+    int32_t                window_;    // positions before a block that it sees
+    int32_t                widest_;    // rows of a block
     int32_t                max_rows_;  // of a batch of the target
     bool                   flash_attn_;
     DraftModel             draft_;
@@ -64,8 +79,9 @@ private:
     DraftCache             cache_;
     DraftInputs            inputs_;
     DraftGraphs            graphs_;
-    Sequence               seq_;
-    std::vector<Copy>      copies_;  // one for each layer read, made when first needed
+    std::vector<Sequence>  seqs_;
+    std::vector<const ggml_tensor *> features_;  // of the target's last batch, as long as rows of it wait; one for each layer read
+    std::vector<Copy>      copies_;              // one for each of those, made when first needed
     int64_t                n_injected_ = 0;
 };
 

@@ -16,13 +16,6 @@ namespace {
 // A cache keeps some bytes of its own for each cell even in a dry run. Beyond this size everything grows in proportion.
 constexpr int32_t MOST_MEASURED = 1 << 16;
 
-constexpr int64_t pld_device_memory::*GROWING[] = {
-    &pld_device_memory::target_kv,
-    &pld_device_memory::draft_kv,
-    &pld_device_memory::target_compute,
-    &pld_device_memory::draft_compute,
-};
-
 // A GPU turns a quantised cache into F16 a layer at a time, in memory that no graph accounts for.
 void add_dequantised(std::vector<pld_device_memory> & rows, const Model & target, const pld_engine_params & params) {
     const auto & h     = target.llama()->hparams;
@@ -75,15 +68,22 @@ Plan plan(const PlanFile & target_file, const PlanFile * draft_file, const pld_e
     if (params) {
         auto p    = resolve(target.header(), draft ? &draft->header() : nullptr, *params);
         out.n_ctx = p.n_ctx;
-        p.n_ctx   = std::min(out.n_ctx, MOST_MEASURED);
+        // What grows with the context, and up to which size.
+        const std::pair<Footprint::Kind, int32_t> growing[] = {
+            {&pld_device_memory::target_kv, p.n_ctx},
+            {&pld_device_memory::target_compute, p.n_ctx},
+            {&pld_device_memory::draft_kv, draft_window(p)},
+            {&pld_device_memory::draft_compute, draft_window(p)},
+        };
+        p.n_ctx = std::min(out.n_ctx, MOST_MEASURED);
         out.rows  = measure(target, draft, p);
         if (out.n_ctx > MOST_MEASURED) {
             p.n_ctx         = MOST_MEASURED / 2;
             const auto half = measure(target, draft, p);
             require(half.size() == out.rows.size(), PLD_E_INTERNAL, "a smaller context lies on other devices");
             for (size_t i = 0; i < half.size(); ++i) {
-                for (const auto kind : GROWING) {
-                    out.rows[i].*kind += (out.rows[i].*kind - half[i].*kind) / p.n_ctx * (out.n_ctx - MOST_MEASURED);
+                for (const auto & [kind, n_ctx] : growing) {
+                    out.rows[i].*kind += (out.rows[i].*kind - half[i].*kind) / p.n_ctx * std::max(0, n_ctx - MOST_MEASURED);
                 }
             }
         }
@@ -116,8 +116,7 @@ Plan plan_draft(const PlanFile & file, const pld_engine_params * params) {
         auto *                 dev = draft.llama()->dev_output();
         const ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
         require(backend != nullptr, PLD_E_MEMORY, format("%s could not be opened for the draft", ggml_backend_dev_name(dev)));
-        const DraftCache cache(draft.llama()->hparams, /*dry_run=*/true, backend.get(), static_cast<ggml_type>(params->type_k_draft),
-                               static_cast<ggml_type>(params->type_v_draft), params->n_ctx);
+        const DraftCache cache(draft.llama()->hparams, /*dry_run=*/true, backend.get(), draft.facts().block_size, *params);
         sizes.add(ggml_backend_get_default_buffer_type(backend.get()), &pld_device_memory::draft_kv, cache.n_bytes());
         out.n_ctx = params->n_ctx;
     }
