@@ -3,6 +3,8 @@
 #include "error.h"
 #include "ggml-cpu.h"
 #include "llama-context.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
 #include "log.h"
 
 #include <algorithm>
@@ -28,7 +30,11 @@ ThreadPool::~ThreadPool() {
     ggml_threadpool_free(pool_);
 }
 
-Context::Context(llama_model * model, const llama_context_params & params, const char * what) : batch_(nullptr) {
+Context::Context(llama_model * model, const llama_context_params & params, const char * what)
+    : kv_unified_(params.kv_unified),
+      recurrent_(llama_model_is_recurrent(model) || llama_model_is_hybrid(model)),
+      in_order_(recurrent_),
+      batch_(nullptr) {
     const log::Opening opening;
     ctx_ = llama_init_from_model(model, params);
     require(ctx_ != nullptr, opening.out_of_memory() ? PLD_E_MEMORY : PLD_E_LOAD,
@@ -36,6 +42,9 @@ Context::Context(llama_model * model, const llama_context_params & params, const
     if (memory() == nullptr) {
         llama_free(ctx_);
         throw Error(PLD_E_LOAD, format("the %s does not generate text: it has no memory of earlier tokens", what));
+    }
+    if (dynamic_cast<llama_memory_hybrid *>(memory()) || dynamic_cast<llama_memory_hybrid_iswa *>(memory())) {
+        in_order_ = false;
     }
     batch_ = llama_batch_ext_init(ctx_);
 }
@@ -58,12 +67,14 @@ void Context::attach(const ThreadPool & pool, int32_t n_threads) {
 
 void Context::clear() {
     llama_batch_ext_clear(batch_);
+    n_rows_ = 0;
 }
 
 // M-RoPE models take four positions an embedding row, three of them equal for text; others read the first.
 void Context::set_pos(int32_t row, int32_t pos) {
     const llama_pos all[4] = {pos, pos, pos, 0};
     require(row >= 0 && llama_batch_ext_set_pos(batch_, row, all), PLD_E_INTERNAL, "a batch row was refused");
+    n_rows_ = row + 1;
 }
 
 void Context::add_token(int32_t seq, int32_t token, int32_t pos, bool output) {
@@ -86,6 +97,9 @@ bool Context::truncate(int32_t seq, int32_t pos) {
 }
 
 bool Context::rewind(int32_t seq, int32_t pos) {
+    if (recurrent_ && pos > 0) {
+        return false;
+    }
     const auto n_swa   = llama_model_n_swa(llama_get_model(ctx_));
     const bool dropped = n_swa > 0 && llama_memory_seq_pos_min(memory(), seq) > std::max(0, pos - n_swa);
     return !dropped && truncate(seq, pos);
@@ -97,6 +111,24 @@ void Context::forget(int32_t seq) {
 
 void Context::forget_all() {
     llama_memory_clear(memory(), /*data=*/false);
+}
+
+size_t Context::state_size(int32_t seq) const {
+    const auto n = llama_state_seq_get_size(ctx_, seq);
+    require(n > 0, PLD_E_INTERNAL, format("the state of sequence %d can't be written", seq));
+    return n;
+}
+
+void Context::state_write(int32_t seq, uint8_t * out, size_t n) const {
+    const auto written = llama_state_seq_get_data(ctx_, out, n, seq);
+    require(written == n, PLD_E_INTERNAL, format("the state of sequence %d took %zu bytes, not %zu", seq, written, n));
+}
+
+void Context::state_read(int32_t seq, const uint8_t * bytes, size_t n) {
+    if (llama_state_seq_set_data(ctx_, bytes, n, seq) != n) {
+        forget(seq);
+        throw Error(PLD_E_INTERNAL, format("a state of %zu bytes does not fit sequence %d", n, seq));
+    }
 }
 
 }  // namespace pld

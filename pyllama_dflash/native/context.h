@@ -48,18 +48,36 @@ public:
     void add_features(int32_t seq, const float * row, size_t width, int32_t pos);
     void run();
 
+    int32_t n_rows() const { return n_rows_; }
+
+    // How llama.cpp takes a batch of several sequences at once, and not in parts: where that is so, only if all have as many rows,
+    // and only if each is the neighbour of the one before.
+    bool wants_equal_rows() const { return recurrent_ || !kv_unified_; }
+    bool wants_neighbours() const { return in_order_ || !kv_unified_; }
+
     // Keep positions [0, pos). False if this memory can't drop a part of a sequence; nothing is changed then.
     bool truncate(int32_t seq, int32_t pos);
-    // The same for any earlier position: false, too, where a sliding window has dropped what attention there would reach.
+    // The same for any earlier position: false, too, where a sliding window has dropped what attention there would reach, and of
+    // a recurrent state, which does not go back.
     bool rewind(int32_t seq, int32_t pos);
     void forget(int32_t seq);
     void forget_all();
+
+    // What the memory holds of a sequence, as bytes on the host. Throw Error(PLD_E_INTERNAL) for a state of another memory; the
+    // sequence is empty then.
+    size_t state_size(int32_t seq) const;
+    void   state_write(int32_t seq, uint8_t * out, size_t n) const;
+    void   state_read(int32_t seq, const uint8_t * bytes, size_t n);
 
 private:
     void set_pos(int32_t row, int32_t pos);
 
     llama_context *   ctx_;
+    bool              kv_unified_;
+    bool              recurrent_;  // some layers keep a state of all tokens
+    bool              in_order_;   // sequences are split in their order, even with one buffer for all
     llama_batch_ext * batch_;
+    int32_t           n_rows_ = 0;
 };
 
 }  // namespace pld

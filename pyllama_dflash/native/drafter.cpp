@@ -16,13 +16,6 @@ void Drafter::warn_invalid() {
     }
 }
 
-void require_rollback(const Model & target, int32_t n_max) {
-    const auto * model     = target.llama();
-    const bool   recurrent = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
-    require(n_max == 0 || !recurrent, PLD_E_PAIR,
-            target.header().name() + " keeps a recurrent state that can't be rolled back yet; run it without a draft");
-}
-
 void require_layers(const Model & target, const Model & draft, const Context & ctx) {
     for (const auto id : draft.facts().target_layers) {
         require(ctx.shows_layer(id), PLD_E_PAIR,

@@ -77,8 +77,7 @@ private:
     bool warned_ = false;
 };
 
-// What a target must be able to do for drafts, and its header does not show. Both throw Error(PLD_E_PAIR).
-void require_rollback(const Model & target, int32_t n_max);
+// What a target must be able to do for drafts, and its header does not show. Throws Error(PLD_E_PAIR).
 void require_layers(const Model & target, const Model & draft, const Context & ctx);
 
 // Ids that a graph hands over as floats, -1 for what is none of n_vocab tokens.

@@ -31,7 +31,6 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
       n_vocab_(target_->n_vocab()),
       threads_(params_.n_threads),
       seqs_(static_cast<size_t>(params_.n_seq_max)) {
-    require_rollback(*target_, params_.n_max);
     open();
     trial();
     ctx_->attach(threads_, params_.n_threads);
@@ -46,7 +45,9 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
 Engine::~Engine() = default;
 
 void Engine::open() {
-    ctx_ = std::make_unique<Context>(target_->llama(), target_context(params_), "target");
+    const auto mode = rollback_mode(*target_->llama());
+    ctx_            = std::make_unique<Context>(target_->llama(), target_context(params_, mode), "target");
+    rollback_       = std::make_unique<Rollback>(*ctx_, mode, params_.n_seq_max, params_.n_max);
     set_cuda_graphs(ctx_->get(), params_.cuda_graphs);
     llama_set_argmax(ctx_->get(), params_.backend_argmax);
     if (draft_) {
@@ -133,7 +134,7 @@ pld_engine_info Engine::info() const {
             drafter_ && drafter_->fused(),
             params_.n_seq_max,
             drafter_ ? drafter_->n_ctx() : 0,
-            PLD_ROLLBACK_CUT};
+            rollback_->mode()};
 }
 
 pld_engine_state Engine::state(int32_t seq) const {

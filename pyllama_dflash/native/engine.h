@@ -6,6 +6,7 @@
 #include "drafter.h"
 #include "engine_params.h"
 #include "model.h"
+#include "rollback.h"
 
 #include <memory>
 #include <vector>
@@ -48,7 +49,8 @@ public:
 
 private:
     struct Sequence {
-        std::vector<int32_t> cached;   // tokens in the target's cache, one a position
+        // Evaluated tokens, one a position. The target's memory has more after a verify and may lack the last: see Rollback.
+        std::vector<int32_t> cached;
         std::vector<int32_t> pending;  // prompt tokens that wait for prefill
         int32_t              anchor = -1;
 
@@ -60,7 +62,8 @@ private:
     void    trial();
     void    warm_up();
     void    abandon() noexcept;
-    void    run_target();
+    void    run_target(bool whole);
+    void    catch_up(const std::vector<int32_t> & seqs);
     void    roll_back(int32_t seq, int32_t pos);
     int32_t choose(int32_t row) const;
     int32_t launch_end(const std::vector<VerifyRequest> & requests, int32_t begin, int32_t * width) const;
@@ -73,17 +76,18 @@ private:
 
     template <typename F> auto or_reset(F && step) -> decltype(step());
 
-    std::shared_ptr<Model>   target_;
-    std::shared_ptr<Model>   draft_;
-    pld_engine_params        params_;
-    int32_t                  n_vocab_;
-    ThreadPool               threads_;
-    std::unique_ptr<Context> ctx_;
-    std::unique_ptr<Drafter> drafter_;  // goes before the context that it reads
-    std::vector<Sequence>    seqs_;
-    int32_t                  n_rows_       = 0;  // of the last verify, whose results can be read
-    int64_t                  n_prefilled_  = 0;
-    int64_t                  n_trial_rows_ = 0;  // injected while opening
+    std::shared_ptr<Model>    target_;
+    std::shared_ptr<Model>    draft_;
+    pld_engine_params         params_;
+    int32_t                   n_vocab_;
+    ThreadPool                threads_;
+    std::unique_ptr<Context>  ctx_;
+    std::unique_ptr<Rollback> rollback_;
+    std::unique_ptr<Drafter>  drafter_;  // goes before the context that it reads
+    std::vector<Sequence>     seqs_;
+    int32_t                   n_rows_       = 0;  // of the last verify, whose results can be read
+    int64_t                   n_prefilled_  = 0;
+    int64_t                   n_trial_rows_ = 0;  // injected while opening
 };
 
 }  // namespace pld

@@ -121,13 +121,22 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
     return p;
 }
 
-llama_context_params target_context(const pld_engine_params & params) {
+llama_context_params target_context(const pld_engine_params & params, pld_rollback mode) {
     // Side by side, sequences get rows that nothing reads until all have as many: there must be room for those.
     const auto rows  = params.n_seq_max * (params.n_max + 1);
     const auto n_ctx = params.n_seq_max == 1 ? params.n_ctx : (params.n_ctx + params.n_max) * params.n_seq_max;
-    auto       out   = context_params(n_ctx, std::max(params.n_ubatch, rows), rows, params);
-    out.type_k       = static_cast<ggml_type>(params.type_k);
-    out.type_v       = static_cast<ggml_type>(params.type_v);
+    // With snapshots, llama.cpp asserts that a batch may be larger than the rows that are taken back. Its limit is n_ctx, too,
+    // before it rounds that up.
+    auto out   = context_params(std::max(n_ctx, rows + 1), std::max(params.n_ubatch, rows + 1), rows, params);
+    out.type_k = static_cast<ggml_type>(params.type_k);
+    out.type_v = static_cast<ggml_type>(params.type_v);
+    if (mode == PLD_ROLLBACK_SNAPSHOTS) {
+        out.n_rs_seq = static_cast<uint32_t>(params.n_max);
+    } else if (mode == PLD_ROLLBACK_CHECKPOINT && params.n_max > 0) {
+        // A second sequence for each: its recurrent state is the checkpoint. In a K/V buffer of all it takes no room.
+        out.n_seq_max *= 2;
+        out.kv_unified = true;
+    }
     return out;
 }
 

@@ -21,8 +21,8 @@ void check_draft_cache(const Header & draft, const pld_engine_params & params);
 // Positions before its block that a draft sees: n_ctx_draft, or all.
 int32_t draft_window(const pld_engine_params & params);
 
-// Of resolved parameters.
-llama_context_params target_context(const pld_engine_params & params);
+// Of resolved parameters. mode: how the target's memory rolls back.
+llama_context_params target_context(const pld_engine_params & params, pld_rollback mode);
 // Feature rows that llama.cpp's own context for a draft takes at once.
 int32_t              draft_ubatch(const DraftFacts & facts);
 // That context. target: whose embeddings and head it may share.

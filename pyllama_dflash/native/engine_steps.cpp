@@ -2,6 +2,7 @@
 #include "accept.h"
 #include "engine.h"
 #include "error.h"
+#include "llama-context.h"
 #include "llama-ext.h"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ Engine::Sequence & Engine::at(int32_t seq) {
 void Engine::reset() {
     seqs_.assign(seqs_.size(), {});
     n_rows_ = 0;
-    ctx_->forget_all();
+    rollback_->forget_all();
     if (drafter_) {
         drafter_->forget_all();
     }
@@ -85,24 +86,53 @@ int32_t Engine::begin(int32_t seq, const int32_t * tokens, int32_t n) {
     });
 }
 
-// The only place that runs the target: no batch overwrites features that a drafter still needs.
-void Engine::run_target() {
+// The only place that runs the target: no batch overwrites features that a drafter still needs. whole: those of this batch are
+// for the draft, so it must not run in parts.
+void Engine::run_target(bool whole) {
     if (drafter_) {
         drafter_->release_features();
     }
     ctx_->run();
+    if (whole && drafter_ && drafter_->fused()) {
+        const auto * rows = ctx_->get()->get_embeddings_layer_inp_tensor(static_cast<uint32_t>(draft_->facts().target_layers.at(0)));
+        require(rows && rows->ne[1] == ctx_->n_rows(), PLD_E_INTERNAL,
+                format("the last part of a batch of %d rows has %d", ctx_->n_rows(), rows ? static_cast<int32_t>(rows->ne[1]) : 0));
+    }
+}
+
+// Before a batch: what was rejected in the last one leaves the memory, and what that takes with it is run again for the sequences
+// of this batch. The others' states are brought into order, too, because a batch may move them to another place.
+void Engine::catch_up(const std::vector<int32_t> & seqs) {
+    for (int32_t seq = 0; seq < params_.n_seq_max; ++seq) {
+        rollback_->settle(seq, at(seq).n_past());
+    }
+    ctx_->clear();
+    for (const auto seq : seqs) {
+        const auto & s = at(seq);
+        for (auto pos = rollback_->n_run(seq); pos < s.n_past(); ++pos) {
+            ctx_->add_token(seq, s.cached[static_cast<size_t>(pos)], pos, /*output=*/false);
+        }
+    }
+    if (ctx_->n_rows() > 0) {
+        run_target(/*whole=*/false);  // the draft has had the features of these rows
+        ctx_->clear();
+    }
+    for (const auto seq : seqs) {
+        rollback_->ran(seq, at(seq).n_past());
+    }
 }
 
 // Keep positions [0, pos) of a sequence in both caches, or fewer where one of them has lost what that needs.
 void Engine::roll_back(int32_t seq, int32_t pos) {
     auto & s = at(seq);
-    if (pos < s.n_past() && !ctx_->rewind(seq, pos)) {
+    if (pos < s.n_past() && !rollback_->rewind(seq, pos)) {
         pos = 0;
-        ctx_->forget(seq);
     }
-    if (drafter_ && drafter_->truncate(seq, pos) < pos) {
-        pos = 0;
-        ctx_->forget(seq);
+    if (drafter_) {
+        pos = drafter_->truncate(seq, pos) < pos ? 0 : pos;
+    }
+    if (pos == 0) {
+        rollback_->forget(seq);
     }
     s.cached.resize(static_cast<size_t>(pos));
 }
@@ -115,11 +145,12 @@ int32_t Engine::prefill(int32_t seq) {
         return 0;
     }
     return or_reset([&] {
-        ctx_->clear();
+        catch_up({seq});
         for (int32_t i = 0; i < n; ++i) {
             ctx_->add_token(seq, s.pending[static_cast<size_t>(i)], s.n_past() + i, /*output=*/false);
         }
-        run_target();
+        run_target(/*whole=*/true);
+        rollback_->ran(seq, s.n_past() + n);
         if (drafter_) {
             drafter_->add_features({{seq, n, n}});
             drafter_->inject();
@@ -172,8 +203,8 @@ int32_t Engine::choose(int32_t row) const {
 }
 
 // The requests from begin on that one launch takes, and how many rows each gets in it. llama.cpp splits a batch where sequences
-// with buffers of their own are no neighbours or have not as many rows as the others, and features are those of its last part:
-// there, rows are added that nothing reads.
+// with buffers or states of their own are no neighbours or have not as many rows as the others, and features are those of its
+// last part: there, rows are added that nothing reads.
 int32_t Engine::launch_end(const std::vector<VerifyRequest> & requests, int32_t begin, int32_t * width) const {
     auto       end = begin;
     const auto n   = static_cast<int32_t>(requests.size());
@@ -181,7 +212,8 @@ int32_t Engine::launch_end(const std::vector<VerifyRequest> & requests, int32_t 
     do {
         *width = std::max(*width, requests[static_cast<size_t>(end)].n + 1);
         ++end;
-    } while (end < n && (params_.kv_unified || requests[static_cast<size_t>(end)].seq == requests[static_cast<size_t>(end - 1)].seq + 1));
+    } while (end < n &&
+             (!ctx_->wants_neighbours() || requests[static_cast<size_t>(end)].seq == requests[static_cast<size_t>(end - 1)].seq + 1));
     return end;
 }
 
@@ -210,15 +242,19 @@ std::vector<Verdict> Engine::verify(const std::vector<VerifyRequest> & requests,
 }
 
 void Engine::verify_launch(Requests begin, Requests end, int32_t width, bool margins, std::vector<Verdict> & out) {
-    ctx_->clear();
+    std::vector<int32_t> seqs;
+    std::transform(begin, end, std::back_inserter(seqs), [](const auto & r) { return r.seq; });
+    catch_up(seqs);
+    const auto n_rows = [&](const VerifyRequest & r) { return ctx_->wants_equal_rows() ? width : r.n + 1; };
     for (auto r = begin; r != end; ++r) {
         const auto & s = at(r->seq);
-        const auto   n = params_.kv_unified ? r->n + 1 : width;
+        const auto   n = n_rows(*r);
+        rollback_->keep(r->seq, s.n_past(), n);
         for (int32_t i = 0; i < n; ++i) {
             ctx_->add_token(r->seq, i == 0 || i > r->n ? s.anchor : r->tokens[i - 1], s.n_past() + i, /*output=*/true);
         }
     }
-    run_target();
+    run_target(/*whole=*/true);
 
     std::vector<BatchRows> rows;
     int32_t                row = 0;
@@ -231,7 +267,7 @@ void Engine::verify_launch(Requests begin, Requests end, int32_t width, bool mar
             }
         }
         v.n_accepted = accepted(r->tokens, r->n, v.chosen.data());
-        rows.push_back({r->seq, params_.kv_unified ? r->n + 1 : width, v.n_accepted + 1});
+        rows.push_back({r->seq, n_rows(*r), v.n_accepted + 1});
         row += rows.back().n;
         out.push_back(std::move(v));
     }
@@ -240,11 +276,9 @@ void Engine::verify_launch(Requests begin, Requests end, int32_t width, bool mar
     }
     const auto * v = &out[out.size() - rows.size()];
     for (auto r = begin; r != end; ++r, ++v) {
-        auto &     s = at(r->seq);
-        const auto n = rows[static_cast<size_t>(r - begin)].n;
+        auto & s = at(r->seq);
         s.cached.push_back(s.anchor);
         s.cached.insert(s.cached.end(), r->tokens, r->tokens + v->n_accepted);
-        require(v->n_accepted + 1 == n || ctx_->truncate(r->seq, s.n_past()), PLD_E_INTERNAL, "the target's cache could not roll back");
         s.anchor = v->chosen[static_cast<size_t>(v->n_accepted)];
     }
 }

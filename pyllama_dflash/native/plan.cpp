@@ -6,6 +6,7 @@
 #include "error.h"
 #include "llama-model.h"
 #include "log.h"
+#include "rollback.h"
 
 #include <algorithm>
 
@@ -31,12 +32,11 @@ void add_dequantised(std::vector<pld_device_memory> & rows, const Model & target
 }
 
 std::vector<pld_device_memory> measure(const Model & target, const std::shared_ptr<Model> & draft, const pld_engine_params & params) {
-    Context ctx(target.llama(), target_context(params), "target");
+    Context ctx(target.llama(), target_context(params, rollback_mode(*target.llama())), "target");
     llama_set_argmax(ctx.get(), params.backend_argmax);
     Footprint out;
     out.add(llama_get_memory_breakdown(ctx.get()), /*draft=*/false);
     if (draft) {
-        require_rollback(target, params.n_max);
         require_layers(target, *draft, ctx);
         make_drafter(draft, target, ctx, params)->footprint(out);
     }
