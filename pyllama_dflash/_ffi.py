@@ -247,3 +247,11 @@ def model_piece(model: ModelHandle, token: int, special: bool) -> bytes:
 def model_is_eog(model: ModelHandle, token: int) -> bool:
     """Say whether a token ends generation."""
     return bool(check(_lib.pld_model_is_eog(model.pointer, token)))
+
+
+def model_layer_input(model: ModelHandle, tokens: Ints, layer: int, n_embd: int) -> Floats:
+    """Return the input [n, n_embd] of a layer when the tokens are run."""
+    out = np.empty((len(tokens), n_embd), dtype=np.float32)
+    ids, rows = _ffi.from_buffer("int32_t[]", tokens), _ffi.from_buffer("float[]", out, require_writable=True)
+    check(_lib.pld_model_layer_input(model.pointer, ids, len(tokens), layer, rows))
+    return out

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, TypeVar, Union
 
+import numpy as np
+
 from . import _ffi, _fit, _log
 from ._chat import Messages, render
 from ._load import load_fields
@@ -287,6 +289,24 @@ class Model:
     def is_eog(self, token: int) -> bool:
         """Say whether a token ends generation."""
         return self._entry(check_int("token", token, 0, self.info.n_vocab - 1))[1]
+
+    def layer_input(self, tokens: Sequence[int], layer: int) -> _ffi.Floats:
+        """Run tokens through a target and return what a draft that reads a layer would see.
+
+        Args:
+            tokens: ids, 1 to 4096 of them, from position 0 on.
+            layer: its index; 0 is the first.
+
+        Returns:
+            The layer's input, float32 [len(tokens), n_embd].
+
+        Raises:
+            IncompatibleModelsError: models of this kind do not show that layer's input.
+            ValueError: a token or the layer does not exist, or the tokens are too few or too many.
+        """
+        ids = np.array([check_int("token", token, 0, self.info.n_vocab - 1) for token in tokens], np.int32)
+        layer = check_int("layer", layer, 0, self.info.n_layer - 1)
+        return self._call(lambda handle: _ffi.model_layer_input(handle, ids, layer, self.info.n_embd))
 
     def _entry(self, token: int) -> tuple[bytes, bool]:
         entry = self._vocab.get(token)

@@ -5,6 +5,7 @@
 #include "llama-context.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
+#include "llama-model.h"
 #include "log.h"
 
 #include <algorithm>
@@ -57,7 +58,9 @@ Context::~Context() {
 }
 
 bool Context::shows_layer(int32_t id) const {
-    return ctx_->get_gf_res_reserve()->get_layer_inp(id) != nullptr;
+    const auto * rows = ctx_->get_gf_res_reserve()->get_layer_inp(id);
+    // A model with several residual streams may show them all.
+    return rows && rows->type == GGML_TYPE_F32 && ggml_is_matrix(rows) && rows->ne[0] == ctx_->get_model().hparams.n_embd;
 }
 
 void Context::attach(const ThreadPool & pool, int32_t n_threads) {

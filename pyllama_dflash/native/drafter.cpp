@@ -2,6 +2,8 @@
 
 #include "error.h"
 #include "fused_drafter.h"
+#include "llama-context.h"
+#include "llama-ext.h"
 #include "llama_drafter.h"
 #include "log.h"
 
@@ -16,12 +18,23 @@ void Drafter::warn_invalid() {
     }
 }
 
-void require_layers(const Model & target, const Model & draft, const Context & ctx) {
-    for (const auto id : draft.facts().target_layers) {
-        require(ctx.shows_layer(id), PLD_E_PAIR,
-                target.header().name() + ": models of kind '" + target.header().arch() +
-                    "' do not show a draft the inputs of their layers yet; run it without a draft");
+void require_layers(const Model & target, const std::vector<int32_t> & ids, Context & ctx) {
+    const auto shown = [&](int32_t id) { return ctx.shows_layer(id); };
+    if (!std::all_of(ids.begin(), ids.end(), shown)) {  // some models compute only those that are asked for
+        const log::Opening opening;
+        for (const auto id : ids) {
+            llama_set_embeddings_layer_inp(ctx.get(), static_cast<uint32_t>(id), true);
+        }
+        ctx.get()->sched_reserve();
     }
+    const auto hidden = std::find_if_not(ids.begin(), ids.end(), shown);
+    require(hidden == ids.end(), PLD_E_PAIR,
+            target.header().name() + ": models of kind '" + target.header().arch() + "' do not show a draft the input of layer " +
+                std::to_string(hidden == ids.end() ? 0 : *hidden) + "; run it without a draft");
+}
+
+void require_layers(const Model & target, const Model & draft, Context & ctx) {
+    require_layers(target, draft.facts().target_layers, ctx);
 }
 
 std::vector<int32_t> token_ids(const float * ids, int32_t n, int32_t n_vocab) {

@@ -77,8 +77,9 @@ private:
     bool warned_ = false;
 };
 
-// What a target must be able to do for drafts, and its header does not show. Throws Error(PLD_E_PAIR).
-void require_layers(const Model & target, const Model & draft, const Context & ctx);
+// What a target must be able to do for drafts, and its header does not show. Both throw Error(PLD_E_PAIR).
+void require_layers(const Model & target, const Model & draft, Context & ctx);
+void require_layers(const Model & target, const std::vector<int32_t> & ids, Context & ctx);
 
 // Ids that a graph hands over as floats, -1 for what is none of n_vocab tokens.
 std::vector<int32_t> token_ids(const float * ids, int32_t n, int32_t n_vocab);

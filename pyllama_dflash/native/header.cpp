@@ -164,7 +164,7 @@ void Header::check_hparams() const {
     check_range("attention.layer_norm_rms_epsilon", 0, 1, false);
     check_range("attention.layer_norm_epsilon", 0, 1, false);
     check_range("attention.sliding_window", 0, INT, false);
-    check_range("rope.dimension_count", 2, 65536, false);
+    check_range("rope.dimension_count", arch_ == "glm5-next" ? 0 : 2, 65536, false);  // that one rotates nothing
     check_range("rope.freq_base", 1e-6, 1e18, false);
     check_range("rope.scaling.factor", 0, 1e9, false);
     check_range("expert_count", 0, 65536, false);
@@ -176,6 +176,9 @@ void Header::check_hparams() const {
     const auto d_key   = integer(key("attention.key_length")).value_or(n_head > 0 ? n_embd / n_head : 0);
     const auto d_value = integer(key("attention.value_length")).value_or(n_head > 0 ? n_embd / n_head : 0);
     const auto n_rot   = integer(key("rope.dimension_count")).value_or(d_key);
+    if (const auto n = integer(key("wkv.head_size")).value_or(64); n <= 0 || n % 64 != 0) {
+        damaged(format("wkv.head_size %lld is no multiple of 64, in which its kernels write", (long long) n));
+    }
     if (n_head > 0 && n_kv > 0 && n_head % n_kv != 0) {
         damaged(format("%lld attention heads cannot share %lld key/value heads", (long long) n_head, (long long) n_kv));
     }

@@ -331,3 +331,7 @@ int32_t pld_engine_verify(pld_engine *engine, const pld_verify_request *requests
                           int32_t *chosen, float *margins, pld_verdict *verdicts, int64_t *t_us);
 /* Logits [n_vocab] of a row of the last verify, if that was of one sequence; needs backend_argmax = 0. */
 int32_t pld_engine_logits(const pld_engine *engine, int32_t row, float *out);
+
+/* What a draft would read of a target: run n tokens through it in a context of their own, out [n, n_embd] takes the input of
+ * that layer. PLD_E_PAIR if models of its kind do not show it. */
+int32_t pld_model_layer_input(pld_model *model, const int32_t *tokens, int32_t n, int32_t layer, float *out);
