@@ -28,7 +28,7 @@ from .models import demo_pair
 from .params import GenerateParams, Params
 from .quantizing import QuantizedTensor, QuantizeResult, quantize
 from .recipes import RECIPES, Recipe
-from .result import Chunk, Draft, Result, State, Stats, Verdict
+from .result import Chunk, Draft, ManyResult, Result, State, Stats, Verdict
 from .speculator import Speculator
 from .stream import Stream
 from .tensors import TensorGroup
@@ -50,6 +50,7 @@ __all__ = [
     "Graph",
     "IncompatibleModelsError",
     "Inspection",
+    "ManyResult",
     "Memory",
     "MemoryPlan",
     "Model",

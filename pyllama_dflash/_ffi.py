@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Callable
 
 import cffi
+import numpy as np
 
 from . import errors
 from ._abi import check_library

@@ -48,6 +48,16 @@ class Opened(NamedTuple):
         for model in self.owned:
             model.close()
 
+    def open_beside(self, params: Params, n_seq: int, n_ctx: int) -> _ffi_engine.EngineHandle:
+        """Open another engine on the same models, for n_seq sequences of n_ctx tokens."""
+        engine_params = engine_fields(params) | {"n_seq_max": n_seq, "n_ctx": n_ctx}
+        try:
+            return _open_engine(self.target, self.draft, engine_params)
+        except MemoryError as error:
+            raise MemoryError(f"{error}; for {n_seq} sequences of {n_ctx} tokens: lower n_parallel or n_ctx") from None
+        finally:
+            _log.drain()
+
 
 def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: Params) -> Opened:
     """Open the models that are paths, check the options against them, open the engine.

@@ -37,8 +37,25 @@ class Session:
         self.target, self.draft, self.engine = opened.target, opened.draft, opened.engine
         self.n_ctx: int = self.engine.info["n_ctx"]
         self.n_max: int = self.engine.info["n_max"]
-        self.turn = Turn("Speculator", opened.close)
+        self._opened = opened
+        self._many: _ffi_engine.EngineHandle | None = None
+        self.turn = Turn("Speculator", self._release)
         self.width = 0  # rows of logits that the last verify left
+
+    def _release(self) -> None:
+        if self._many is not None:
+            self._many.close()
+        self._opened.close()
+
+    def engine_for(self, hold: Hold, n_seq: int, n_ctx: int) -> _ffi_engine.EngineHandle:
+        """Return an engine beside our own for at least n_seq sequences of n_ctx tokens; the last one is kept."""
+        held = self._many
+        if held is None or held.info["n_seq_max"] < n_seq or held.info["n_ctx"] < n_ctx:
+            if held is not None:
+                self._many = None
+                self.step(hold, held.close)
+            held = self._many = self.step(hold, lambda: self._opened.open_beside(self.params, n_seq, n_ctx))
+        return held
 
     def prefill(self, hold: Hold, tokens: _ffi.Ints, on_progress: Callable[[int, int], None] | None = None) -> int:
         """Take a prompt and evaluate it, a native call for n_ubatch tokens; return how many were cached."""

@@ -206,3 +206,18 @@ class Result:
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True, **SLOTS)
+class ManyResult:
+    """What became of one of many prompts.
+
+    Args:
+        index: its place among the prompts, from 0.
+        result: the reply; None if it failed. Times of its stats are those of whole rounds, which all replies share.
+        error: why it failed, or None.
+    """
+
+    index: int
+    result: Result | None
+    error: Exception | None

@@ -9,7 +9,7 @@ one pass.)
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Callable
@@ -18,25 +18,24 @@ import numpy as np
 
 from . import _ffi, _ffi_engine, _log
 from ._chat import Messages
+from ._many import NO_DRAFT, Job, Many
 from ._prompt import Prompt, Tokens, prompt_ids, token_ids
+from ._reply import Reply
 from ._session import Limits, Session
-from ._tally import Tally
-from ._text import TextAssembler
 from ._turn import Hold
+from ._view import View
 from .errors import OrderError
-from .memory import Memory
 from .model import Model, PathLike
 from .params import GenerateParams, Params, check_int
-from .result import Chunk, Draft, Result, State, Verdict
+from .result import Chunk, Draft, Result, Verdict
 from .stream import Stream
 
 _P = Params()
 _G = GenerateParams()
-_NO_DRAFT = _ffi_engine.Drafted([], None, 0)
 _NO_DETAILS = (np.empty(0, np.float32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
 
 
-class Speculator:
+class Speculator(View):
     """A target and, if given, its draft, ready to generate.
 
     Calls from several threads take turns: run() waits for the run() before it; while a stream() is under way in another
@@ -168,51 +167,77 @@ class Speculator:
         limits = self._session.limits(options)
         tokens = prompt_ids(self.target, prompt, messages, chat_template_kwargs)
         self._session.check_fits(tokens)
-        tally = Tally(limits.n_max)
-        return Stream(self._generate(tokens, options, limits, tally, whole), tally)
+        reply = Reply(self.target, len(tokens), options, limits.n_max, self.n_ctx)
+        return Stream(self._generate(tokens, reply, limits, whole), reply.tally)
 
-    def _generate(
-        self, tokens: _ffi.Ints, options: GenerateParams, limits: Limits, tally: Tally, whole: bool
-    ) -> Generator[Chunk, None, None]:
-        hold, text = Hold(), TextAssembler(options.stops)
-        emitted: tuple[int, ...] = ()
+    def _generate(self, tokens: _ffi.Ints, reply: Reply, limits: Limits, whole: bool) -> Generator[Chunk, None, None]:
+        hold = Hold()
         try:
             self._session.turn.take(hold, whole)
             start = perf_counter()
             n_cached = self._session.prefill(hold, tokens)
-            tally.add_prefill(len(tokens) - n_cached, n_cached, 1000 * (perf_counter() - start))
-            n_past, left = len(tokens) - 1, options.max_tokens
-            finish = None if left else "length"
-            while finish is None:
+            reply.tally.add_prefill(len(tokens) - n_cached, n_cached, 1000 * (perf_counter() - start))
+            while reply.finish is None:
                 start = perf_counter()
-                n_max = min(limits.n_max, left - 1, self.n_ctx - n_past - 1)
-                drafted = self._session.propose(hold, limits, n_max) if n_max else _NO_DRAFT
+                drafted = self._session.propose(hold, limits, reply.n_draft) if reply.n_draft else NO_DRAFT
                 verified = self._session.verify(hold, drafted.tokens)
-                kept = [*drafted.tokens[: verified.n_accepted], verified.bonus]
-                emitted, finish = self._emit(kept, text, options.ignore_eos)
-                n_past, left = n_past + len(kept), left - len(emitted)
-                if finish is None and (not left or n_past == self.n_ctx):
-                    finish = "length"
-                t_ms = 1000 * (perf_counter() - start)
-                tally.add_round(
-                    len(drafted.tokens), verified.n_accepted, len(emitted), drafted.t_us, verified.t_us, t_ms
-                )
-                if finish is None:
-                    yield Chunk(text.take(), emitted)
+                reply.add_round(drafted, verified, 1000 * (perf_counter() - start))
+                if reply.finish is None:
+                    yield reply.chunk()
         finally:
             self._session.turn.leave(hold)
         _log.drain()
-        yield Chunk(text.take() + text.finish(), emitted, tally.stats(), finish)
+        yield reply.chunk()
 
-    def _emit(self, tokens: list[int], text: TextAssembler, ignore_eos: bool) -> tuple[tuple[int, ...], str | None]:
-        """Add tokens to the text up to one that ends the reply; return those emitted and the reason to stop."""
-        for index, token in enumerate(tokens):
-            piece, is_eog = self.target._entry(token)
-            if is_eog and not ignore_eos:
-                return tuple(tokens[:index]), "stop"
-            if text.push(piece):
-                return tuple(tokens[: index + 1]), "stop"
-        return tuple(tokens), None
+    # many replies -----------------------------------------------------------------------------------------------------
+
+    def run_many(
+        self,
+        prompts: Iterable[Job],
+        *,
+        n_parallel: int = 4,
+        ordered: bool = True,
+        max_tokens: int = _G.max_tokens,
+        stop: str | Sequence[str] | None = _G.stop,
+        ignore_eos: bool = _G.ignore_eos,
+        n_max: int | None = _G.n_max,
+        n_min: int | None = _G.n_min,
+        margin: float | None = _G.margin,
+        p_min: float | None = _G.p_min,
+        speculate: bool = _G.speculate,
+    ) -> Many:
+        """Answer many prompts, n_parallel at a time: each round drafts and verifies for all of them in one launch.
+
+        As a reply ends, the next prompt takes its place. Each text is that of its own run(). The first call opens a
+        context for n_parallel sequences beside the Speculator's own, which is kept for later calls.
+
+        Args:
+            prompts: an iterable that is read as far as needed. Each is text, token ids, a list of messages, or a
+                mapping with arguments of run(), such as {"messages": "Hello", "max_tokens": 16}; they go before those
+                given here.
+            n_parallel: sequences side by side, 1 to 64.
+            ordered: results in the order of prompts; False: as they are ready.
+            max_tokens: as for stream(), here and below, for prompts that do not say otherwise.
+            stop: strings that end a reply.
+            ignore_eos: go on after end-of-generation tokens.
+            n_max: most tokens drafted in a round for one sequence.
+            n_min: a draft that is shorter is dropped.
+            margin: cut a draft before the first token whose top-1 leads top-2 by less.
+            p_min: cut a draft before the first token less probable than this, 0 to 1.
+            speculate: False: plain decoding, side by side.
+
+        Returns:
+            An iterator of ManyResult. A prompt that fails has its error there, and the others go on.
+
+        Raises:
+            ValueError, TypeError: an argument is out of range.
+            MemoryError: from the first result on: the context does not fit; lower n_parallel or n_ctx.
+            BusyError, OrderError, ClosedError: as for stream().
+        """
+        self._session.turn.check_open()
+        options = GenerateParams(max_tokens, stop, ignore_eos, n_max, n_min, margin, p_min, speculate)
+        self._session.limits(options)
+        return Many(self._session, prompts, options, n_parallel, ordered)
 
     # step by step -----------------------------------------------------------------------------------------------------
 
@@ -328,52 +353,6 @@ class Speculator:
         self._session.alone(self._session.reset)
 
     # the object -------------------------------------------------------------------------------------------------------
-
-    @property
-    def params(self) -> Params:
-        """The options as given."""
-        return self._session.params
-
-    @property
-    def target(self) -> Model:
-        """The target."""
-        return self._session.target
-
-    @property
-    def draft_model(self) -> Model | None:
-        """The draft, or None."""
-        return self._session.draft
-
-    @property
-    def n_ctx(self) -> int:
-        """Size of the context in tokens."""
-        return self._session.n_ctx
-
-    @property
-    def n_max(self) -> int:
-        """Most tokens that verify() takes, and that a round drafts."""
-        return self._session.n_max
-
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._session.turn.closed
-
-    @property
-    def state(self) -> State:
-        """Where the object stands now."""
-        state = self._session.turn.call(lambda: _ffi_engine.state(self._session.engine))
-        return State(**{**state._asdict(), "anchor": None if state.anchor < 0 else state.anchor})
-
-    @property
-    def fused_draft(self) -> bool:
-        """Whether drafts come from our own graph, in one launch; the log says why not."""
-        return bool(self._session.engine.info["fused_draft"])
-
-    @property
-    def memory(self) -> Memory:
-        """What is kept, in bytes by device, and the graphs."""
-        return self._session.memory()
 
     def close(self) -> None:
         """Free the memory, and the models that were opened from paths; waits for a native call in progress."""

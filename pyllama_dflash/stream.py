@@ -25,7 +25,7 @@ class Stream(Iterator[Chunk]):
         self._tally = tally
 
     def __next__(self) -> Chunk:
-        return self._alone(self._chunks.__next__)
+        return alone(self._chunks.__next__)
 
     @property
     def stats(self) -> Stats:
@@ -34,15 +34,7 @@ class Stream(Iterator[Chunk]):
 
     def close(self) -> None:
         """Stop here. Safe to repeat."""
-        self._alone(self._chunks.close)
-
-    def _alone(self, step: Callable[[], T]) -> T:
-        try:
-            return step()
-        except ValueError as error:
-            if "already executing" not in str(error):
-                raise
-            raise BusyError("another thread is inside this stream; use one stream per thread") from None
+        alone(self._chunks.close)
 
     def __enter__(self) -> Stream:
         return self
@@ -51,3 +43,13 @@ class Stream(Iterator[Chunk]):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def alone(step: Callable[[], T]) -> T:
+    """Run a step of a generator; BusyError if another thread is inside it."""
+    try:
+        return step()
+    except ValueError as error:
+        if "already executing" not in str(error):
+            raise
+        raise BusyError("another thread is inside this stream; use one stream per thread") from None

@@ -31,7 +31,7 @@ int32_t pld_model_layer_input(pld_model * model, const int32_t * tokens, int32_t
         params.type_k = params.type_v = params.type_k_draft = params.type_v_draft = GGML_TYPE_F32;
         params.flash_attn             = -1;
         const pld::log::Opening opening;  // llama.cpp checks much by assertion when a model first runs
-        pld::Context            ctx(target.llama(), pld::target_context(params), "target");
+        pld::Context            ctx(target.llama(), pld::target_context(params, PLD_ROLLBACK_CUT), "target");
         pld::require_layers(target, {layer}, ctx);
         llama_set_embeddings_layer_inp(ctx.get(), static_cast<uint32_t>(layer), true);
         for (int32_t i = 0; i < n; ++i) {
