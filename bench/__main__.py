@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 try:
-    from . import drafts, peer, records, tables, upstream, widths
+    from . import drafts, many, peer, records, tables, upstream, widths
     from .gpu import kernels, matrix, report, sass, shape, shape_tables
     from .records import Record, Sizes
 except ModuleNotFoundError as error:
@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--repeats", type=int, default=repeats)
         command.add_argument("--out", type=Path, default=Path(f"build/bench/{command.prog.split()[-1]}.jsonl"))
     drafts.add_parser(commands)
+    many.add_parser(commands)
     matrix.add_parser(commands)
     shape.add_parser(commands)
     kernels.add_parser(commands)
@@ -67,6 +68,8 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
         return shape.measure(shape.plan(args))
     if args.command == "drafts":
         return drafts.measure(args)
+    if args.command == "many":
+        return many.measure(args)
     if args.command == "sass":
         return sass.measure(args.library, args.arch, args.trace)
     from pyllama_dflash import demo_pair  # loads the library, which `gpu` has yet to build and `table` does without
@@ -98,6 +101,8 @@ def show(rows: Sequence[Record], most: float) -> str:
         return shape_tables.table(rows)
     if "draft" in kinds:
         return drafts.table(rows)
+    if "many" in kinds:
+        return many.table(rows)
     if "pass" in kinds:
         return kernels.table(rows)
     if kinds & {"library", "kernel"}:
