@@ -70,7 +70,9 @@ class File:
     def write(self, path: Path) -> Path:
         writer = gguf.GGUFWriter(path, self.arch)
         for key, value in self.keys.items():
-            _add_key(writer, key if key.startswith(("tokenizer.", "general.")) else f"{self.arch}.{key}", value)
+            _add_key(
+                writer, key if key.startswith(("tokenizer.", "general.", "xielu.")) else f"{self.arch}.{key}", value
+            )
         kind = gguf.GGMLQuantizationType[self.weights]
         for name, array in self.tensors.items():
             if array.ndim < 2 or "conv_base" in name or array.dtype.kind == "i":
@@ -113,7 +115,7 @@ class Target:
     def file(self) -> File:
         rng = np.random.default_rng([self.seed, 1])
         world = world_of(self.seed)
-        out = File(self.arch, _common_keys(self.n_layer, self.n_ctx) | _tokenizer(self.eos), weights=self.weights)
+        out = File(self.arch, _common_keys(self.n_layer, self.n_ctx) | tokenizer(self.eos), weights=self.weights)
         out.keys["rope.freq_base"] = 10000.0
         out.tensors["token_embd.weight"] = world.embeddings()
         out.tensors["output.weight"] = world.target_head()
@@ -154,7 +156,7 @@ class Draft:
     def file(self) -> File:
         rng = np.random.default_rng([self.seed, 2, self.version])
         world = world_of(self.seed)
-        out = File("dflash", _common_keys(self.n_layer, 2048) | _tokenizer(EOS), weights=self.weights)
+        out = File("dflash", _common_keys(self.n_layer, 2048) | tokenizer(EOS), weights=self.weights)
         out.keys |= {"rope.freq_base": 10.0, "block_size": self.block, "target_layers": list(self.layers)}
         out.keys["attention.causal"] = self.causal
         if self.window:
@@ -332,7 +334,7 @@ def _common_keys(n_layer: int, n_ctx: int) -> dict[str, Any]:
     }
 
 
-def _tokenizer(eos: int) -> dict[str, Any]:
+def tokenizer(eos: int) -> dict[str, Any]:
     kinds = [gguf.TokenType.NORMAL] * (N_VOCAB - len(CONTROL)) + [gguf.TokenType.CONTROL] * len(CONTROL)
     return {
         "tokenizer.ggml.model": "gpt2",
