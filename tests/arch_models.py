@@ -80,7 +80,8 @@ class Arch:
     def first(self, n_layer: int) -> File:
         """The model of the first layers of this one: the same weights, then the last norm and the head."""
         keys = COMMON | {"block_count": n_layer} | self.keys
-        by_layer = [key for key, value in keys.items() if isinstance(value, list) and key != "rope.dimension_sections"]
+        lists = {key: value for key, value in keys.items() if isinstance(value, list)}
+        by_layer = [key for key in lists if len(lists[key]) == self.n_layer and key != "rope.dimension_sections"]
         keys |= {key: keys[key][:n_layer] for key in by_layer}
         symbols, whole = dims(keys, N_VOCAB), dims(keys | {"block_count": self.n_layer}, N_VOCAB)
         out = File(self.name, keys | tokenizer(EOS))

@@ -82,7 +82,7 @@ def test_a_layer_is_shown_or_refused_at_open(arch: Arch, tmp_path: Path) -> None
             text = f"model.gguf: models of kind '{arch.name}' do not show a draft the input of layer {layer}; run it"
             with pytest.raises(pd.IncompatibleModelsError, match=text):
                 model.layer_input(PROMPT[:2], layer)
-            draft = draft_reading(layer).write(tmp_path / "draft.gguf")
+            draft = draft_reading(layer).file().write(tmp_path / "draft.gguf")
             with pytest.raises(pd.IncompatibleModelsError, match=text):
                 pd.Speculator(model, draft, n_max=0, **SHORT)
 
