@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tiny import Draft, Files, Target
 
 import pyllama_dflash as pd
@@ -183,3 +184,23 @@ def prefill_spread(path: Path, prompt: str, steps: Sequence[int], **options: Any
             spec.verify([])
             rows.append(spec.logits()[0])
     return [float(np.abs(row - rows[0]).max()) for row in rows]
+
+
+def compare_drafts(a: Any, b: Any, tolerance: float) -> int:
+    """Positions at which candidates and scores agree; an assertion fails at one that does not.
+
+    Both have tokens, margins, candidates and scores as a pd.Draft.
+    After a tie at the top the two may walk on from different tokens: what follows is not compared.
+    """
+    assert len(a.tokens) == len(b.tokens)
+    for i in range(len(a.tokens)):
+        ours, theirs = (dict(zip(d.candidates[i].tolist(), d.scores[i].tolist())) for d in (a, b))
+        least = min(b.scores[i])
+        for token in ours.keys() ^ theirs.keys():  # only the last few may change places
+            assert abs(ours.get(token, theirs.get(token)) - least) < tolerance, (i, token)
+        for token in ours.keys() & theirs.keys():
+            assert ours[token] == pytest.approx(theirs[token], abs=tolerance), (i, token)
+        if a.tokens[i] != b.tokens[i]:
+            assert b.margins[i] < tolerance, i
+            return i
+    return len(a.tokens)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import Models, checked_run
+from laws import Models, checked_run, compare_drafts
 from tiny import DRAFTS, N_VOCAB, SAID, Draft, Target
 
 import pyllama_dflash as pd
@@ -53,7 +53,7 @@ class Two:
 
     def draft(self, n: int | None = None) -> list[int]:
         a, b = self.ours.draft(n_max=n), self.reference.draft(n_max=n)
-        self.n_compared += compare(a, b, self.tolerance)
+        self.n_compared += compare_drafts(a, b, self.tolerance)
         return list(b.tokens)
 
     def verify(self, guess: list[int]) -> None:
@@ -72,25 +72,6 @@ class Two:
             if guess and rng.random() < 0.5:
                 guess[rng.randrange(len(guess))] = rng.randrange(N_VOCAB)
             self.verify(guess[: rng.randint(0, len(guess))] if rng.random() < 0.2 else guess)
-
-
-def compare(a: pd.Draft, b: pd.Draft, tolerance: float) -> int:
-    """Positions at which candidates and scores agree; an assertion fails at one that does not.
-
-    After a tie at the top the two may walk on from different tokens: what follows is not compared.
-    """
-    assert len(a.tokens) == len(b.tokens)
-    for i in range(len(a.tokens)):
-        ours, theirs = (dict(zip(d.candidates[i].tolist(), d.scores[i].tolist())) for d in (a, b))
-        least = min(b.scores[i])
-        for token in ours.keys() ^ theirs.keys():  # only the last few may change places
-            assert abs(ours.get(token, theirs.get(token)) - least) < tolerance, (i, token)
-        for token in ours.keys() & theirs.keys():
-            assert ours[token] == pytest.approx(theirs[token], abs=tolerance), (i, token)
-        if a.tokens[i] != b.tokens[i]:
-            assert b.margins[i] < tolerance, i
-            return i
-    return len(a.tokens)
 
 
 # the same drafts ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ class Builder {
 public:
     Builder(const DraftModel & model, const DraftCache & cache, const DraftInputs & inputs, const DraftRows & rows, int32_t k,
             bool flash_attn)
-        : model_(model), w_(model.weights()), h_(model.hparams()), cache_(cache), rows_(rows), k_(k), flash_attn_(flash_attn) {
+        : model_(model), w_(model.weights()), h_(model.hparams()), cache_(cache), rows_(rows), max_rows_(inputs.max_rows()), k_(k),
+          flash_attn_(flash_attn) {
         const auto size = static_cast<size_t>(64 * model.n_layer() + 128);
         out_.ctx.reset(ggml_init({2 * size * ggml_tensor_overhead() + ggml_graph_overhead_custom(size, false), nullptr, true}));
         ctx_       = out_.ctx.get();
@@ -62,7 +63,8 @@ private:
     ggml_tensor * fuse(const std::vector<const ggml_tensor *> & features) {
         ggml_tensor * all = nullptr;
         for (const auto * f : features) {
-            auto * leaf  = ggml_new_tensor_2d(ctx_, f->type, f->ne[0], rows_.gather ? f->ne[1] : rows_.n_rows);
+            // By index from as many rows as a batch may have, so that one graph serves batches of all sizes.
+            auto * leaf  = ggml_new_tensor_2d(ctx_, f->type, f->ne[0], rows_.gather ? max_rows_ : rows_.n_rows);
             leaf->data   = f->data;
             leaf->buffer = f->buffer;
             if (rows_.gather) {
@@ -235,6 +237,7 @@ private:
     const llama_hparams & h_;
     const DraftCache &    cache_;
     DraftRows             rows_;
+    int32_t               max_rows_;
     int32_t               k_;
     bool                  flash_attn_;
     DraftGraph            out_;

@@ -27,7 +27,7 @@ bool operator==(const DraftRows & a, const DraftRows & b) {
 
 DraftInputs::DraftInputs(const DraftModel & model, const DraftCache & cache, ggml_backend_t backend, int32_t n_seqs,
                          int32_t max_rows)
-    : model_(model), cache_(cache), backend_(backend) {
+    : model_(model), cache_(cache), backend_(backend), max_rows_(max_rows) {
     const auto n_block = static_cast<size_t>(model.facts().block_size);
     n_tokens_          = model.n_token_map();
 

@@ -44,7 +44,8 @@ public:
     // For up to n_seqs blocks and max_rows rows of the target. Throws Error(PLD_E_MEMORY).
     DraftInputs(const DraftModel & model, const DraftCache & cache, ggml_backend_t backend, int32_t n_seqs, int32_t max_rows);
 
-    size_t n_bytes() const { return memory_.n_bytes; }
+    int32_t max_rows() const { return max_rows_; }
+    size_t  n_bytes() const { return memory_.n_bytes; }
 
     // Leaves of a graph, at the places that upload() fills for the same rows. S blocks of B rows.
     struct Leaves {
@@ -80,6 +81,7 @@ private:
     const DraftModel &      model_;
     const DraftCache &      cache_;
     ggml_backend_t          backend_;
+    int32_t                 max_rows_;
     size_t                  last_   = 0;  // offset of the last anchor's embedding
     size_t                  tokens_ = 0;  // of the map of a reduced head
     int64_t                 n_tokens_ = 0;

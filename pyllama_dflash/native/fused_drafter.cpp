@@ -248,7 +248,7 @@ void FusedDrafter::inject() {
 
 // The requests from begin on that one launch serves: sequences that are neighbours, or nearly.
 FusedDrafter::Requests FusedDrafter::stretch_end(Requests begin, Requests end) const {
-    const auto most = cpu_ ? 0 : 4;  // blocks in vain, where another launch would cost more
+    const auto most = cpu_ ? 1 : 4;  // blocks in vain, for which another launch would cost as much
     auto       r    = begin + 1;
     while (r != end && r->seq - (r - 1)->seq - 1 <= most) {
         ++r;
