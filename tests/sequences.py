@@ -1,4 +1,4 @@
-"""What tests of several sequences share: an engine with all of them, driven call by call, and drafts that can be compared."""
+"""What tests of several sequences share: an engine driven call by call, drafts that can be compared."""
 
 from __future__ import annotations
 

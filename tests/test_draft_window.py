@@ -1,4 +1,4 @@
-"""A draft that sees only the last positions of a sequence: which ones, where they lie, and what a rollback finds of them."""
+"""A draft that sees only the last positions of a sequence: which ones, where they lie, what a rollback finds."""
 
 from __future__ import annotations
 
@@ -173,6 +173,13 @@ def test_a_rollback_beyond_the_ring_goes_on_with_half_of_the_window_or_begins_ag
         assert engine.begin(second) == shared
         compare_drafts(engine.draft(), fresh.draft(), TOLERANCE)
         engine.rounds(5)
+
+
+@pytest.mark.parametrize(("shared", "kept"), [(476, 476), (475, 475), (474, 0), (300, 0)])
+def test_what_injection_alone_overwrote_is_lost(models: Models, shared: int, kept: int) -> None:
+    with Engine(models, TARGET, Draft(), n_ctx_draft=64, n_ctx=1024, n_ubatch=100) as engine:
+        engine.begin(prompt_of(5, 700))  # 443 is the first position that is held
+        assert engine.begin([*prompt_of(5, shared), SAID[0]]) == kept
 
 
 def test_the_reference_begins_again_where_it_has_lost_the_window(models: Models) -> None:

@@ -36,11 +36,9 @@ class Group:
         self, models: Models, draft: Draft, tolerance: float = TOLERANCE, solo: Any = None, **options: Any
     ) -> None:
         self.stack = ExitStack()
-        open_engine = lambda n_seq, more: self.stack.enter_context(  # noqa: E731 # one line for two calls
-            Engine(models, TARGET, draft, n_seq, **{**options, **more})
-        )
-        self.all = open_engine(N_SEQ, {})
-        self.alone: list[Engine] = [open_engine(1, solo or {}) for _ in range(N_SEQ)]
+        enter = self.stack.enter_context
+        self.all = enter(Engine(models, TARGET, draft, N_SEQ, **options))
+        self.alone = [enter(Engine(models, TARGET, draft, **{**options, **(solo or {})})) for _ in range(N_SEQ)]
         self.tolerance, self.n_compared = tolerance, 0
 
     def begin(self, seq: int, prompt: list[int]) -> None:
@@ -67,7 +65,7 @@ class Group:
             assert (ours.n_past, ours.anchor, ours.n_past_draft) == (theirs.n_past, theirs.anchor, theirs.n_past_draft)
 
     def rounds(self, n: int, rng: random.Random) -> None:
-        """Rounds of some sequences, with drafts of different lengths, some of them spoilt or cut; now and then a new prompt."""
+        """Rounds of some sequences, with drafts of different lengths, some spoilt or cut; now and then a new prompt."""
         n_max = self.all.info["n_max"]
         for _ in range(n):
             live = sorted(rng.sample(range(N_SEQ), rng.randint(1, N_SEQ)))
