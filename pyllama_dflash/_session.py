@@ -14,6 +14,8 @@ from .params import GenerateParams, Params, check_int
 
 T = TypeVar("T")
 
+ROLLBACK = ("cut", "snapshots", "checkpoint")  # as enum pld_rollback counts
+
 
 class Limits(NamedTuple):
     """Draft options of one call, the Speculator's own filled in."""

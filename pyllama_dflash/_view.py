@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import _ffi_engine
-from ._session import Session
+from ._session import ROLLBACK, Session
 from .memory import Memory
 from .model import Model
 from .params import Params
@@ -55,6 +55,11 @@ class View:
     def fused_draft(self) -> bool:
         """Whether drafts come from our own graph, in one launch; the log says why not."""
         return bool(self._session.engine.info["fused_draft"])
+
+    @property
+    def rollback(self) -> str:
+        """How rejected tokens leave the target: a "cut" of its cache, "snapshots" or a "checkpoint" of its state."""
+        return ROLLBACK[self._session.engine.info["rollback"]]
 
     @property
     def memory(self) -> Memory:

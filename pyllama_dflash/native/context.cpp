@@ -3,6 +3,8 @@
 #include "error.h"
 #include "ggml-cpu.h"
 #include "llama-context.h"
+#include "llama-kv-cache-msa.h"
+#include "llama-memory-hybrid-idx.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
 #include "llama-model.h"
@@ -93,6 +95,10 @@ void Context::add_features(int32_t seq, const float * row, size_t width, int32_t
 void Context::run() {
     const auto rc = llama_process(ctx_, LLAMA_PROCESS_TYPE_DECODE, batch_);
     require(rc == 0, PLD_E_DECODE, format("llama.cpp could not run the batch (code %d)", rc));
+}
+
+bool Context::blocks_of_cells() const {
+    return dynamic_cast<llama_kv_cache_msa *>(memory()) || dynamic_cast<llama_memory_hybrid_idx *>(memory());
 }
 
 bool Context::truncate(int32_t seq, int32_t pos) {

@@ -55,6 +55,9 @@ public:
     bool wants_equal_rows() const { return recurrent_ || !kv_unified_; }
     bool wants_neighbours() const { return in_order_ || !kv_unified_; }
 
+    // Whether attention chooses among blocks of neighbouring cells, which only one sequence may fill.
+    bool blocks_of_cells() const;
+
     // Keep positions [0, pos). False if this memory can't drop a part of a sequence; nothing is changed then.
     bool truncate(int32_t seq, int32_t pos);
     // The same for any earlier position: false, too, where a sliding window has dropped what attention there would reach, and of

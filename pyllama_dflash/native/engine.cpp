@@ -47,6 +47,8 @@ Engine::~Engine() = default;
 void Engine::open() {
     const auto mode = rollback_mode(*target_->llama());
     ctx_            = std::make_unique<Context>(target_->llama(), target_context(params_, mode), "target");
+    require(params_.n_seq_max == 1 || !params_.kv_unified || !ctx_->blocks_of_cells(), PLD_E_ARGUMENT,
+            target_->header().name() + " attends to blocks of its cache, which sequences would share with kv_unified; turn it off");
     rollback_       = std::make_unique<Rollback>(*ctx_, mode, params_.n_seq_max, params_.n_max);
     set_cuda_graphs(ctx_->get(), params_.cuda_graphs);
     llama_set_argmax(ctx_->get(), params_.backend_argmax);
