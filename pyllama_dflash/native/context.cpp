@@ -97,6 +97,17 @@ void Context::run() {
     require(rc == 0, PLD_E_DECODE, format("llama.cpp could not run the batch (code %d)", rc));
 }
 
+bool Context::wants_one() const {
+    switch (ctx_->get_model().arch) {
+        case LLM_ARCH_PLAMO2:      // writes the states to the wrong cells, or beyond the last
+        case LLM_ARCH_RWKV6QWEN2:  // these two keep the shifted tokens of the first sequence for all
+        case LLM_ARCH_ARWKV7:
+            return true;
+        default:
+            return false;
+    }
+}
+
 bool Context::blocks_of_cells() const {
     return dynamic_cast<llama_kv_cache_msa *>(memory()) || dynamic_cast<llama_memory_hybrid_idx *>(memory());
 }

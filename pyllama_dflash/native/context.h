@@ -54,6 +54,8 @@ public:
     // and only if each is the neighbour of the one before.
     bool wants_equal_rows() const { return recurrent_ || !kv_unified_; }
     bool wants_neighbours() const { return in_order_ || !kv_unified_; }
+    // Whether the model's graph is wrong for several sequences.
+    bool wants_one() const;
 
     // Whether attention chooses among blocks of neighbouring cells, which only one sequence may fill.
     bool blocks_of_cells() const;

@@ -112,13 +112,11 @@ void Engine::catch_up(const std::vector<int32_t> & seqs) {
         for (auto pos = rollback_->n_run(seq); pos < s.n_past(); ++pos) {
             ctx_->add_token(seq, s.cached[static_cast<size_t>(pos)], pos, /*output=*/false);
         }
-    }
-    if (ctx_->n_rows() > 0) {
-        run_target(/*whole=*/false);  // the draft has had the features of these rows
-        ctx_->clear();
-    }
-    for (const auto seq : seqs) {
-        rollback_->ran(seq, at(seq).n_past());
+        if (ctx_->n_rows() > 0 && (ctx_->wants_one() || seq == seqs.back())) {
+            run_target(/*whole=*/false);  // the draft has had the features of these rows
+            ctx_->clear();
+        }
+        rollback_->ran(seq, s.n_past());
     }
 }
 
@@ -212,7 +210,7 @@ int32_t Engine::launch_end(const std::vector<VerifyRequest> & requests, int32_t 
     do {
         *width = std::max(*width, requests[static_cast<size_t>(end)].n + 1);
         ++end;
-    } while (end < n &&
+    } while (end < n && !ctx_->wants_one() &&
              (!ctx_->wants_neighbours() || requests[static_cast<size_t>(end)].seq == requests[static_cast<size_t>(end - 1)].seq + 1));
     return end;
 }
