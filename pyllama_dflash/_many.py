@@ -1,77 +1,66 @@
-"""Many prompts side by side: as a reply ends the next prompt takes its place, and a round is one launch for all."""
+"""Many prompts side by side: as a reply ends, the next prompt takes its place."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import fields, replace
 from itertools import count
-from time import perf_counter
+from operator import index as as_index
 from types import TracebackType
 from typing import Any, Union
 
-from . import _chat, _ffi_engine, _log
-from ._ffi import Ints
+from . import _chat, _log
 from ._prompt import Prompt, prompt_ids
 from ._reply import Reply
-from ._session import Limits, Session
+from ._session import Session
+from ._slots import Slots, Task
 from ._turn import Hold
-from .errors import ClosedError, DFlashError, OrderError
+from .errors import ClosedError
 from .params import GenerateParams, check_bool, check_int
-from .result import ManyResult, Result
+from .result import ManyResult
 from .stream import alone
 
 Job = Union[Prompt, _chat.Messages, Mapping[str, Any]]
-NO_DRAFT = _ffi_engine.Drafted([], None, 0)
 MAX_PARALLEL = 64
 _AHEAD = 16  # times n_parallel: results that wait for an earlier one, at most
 _STEP = 256  # an engine's context grows in steps, so that it serves a later call that needs a little more
+_FEW = 4096  # prompts of a list that are all tokenised first, to open no larger a context than they take
 _OF_PROMPT = ("prompt", "messages", "chat_template_kwargs")
 _OF_CALL = tuple(option.name for option in fields(GenerateParams))
 
 
-@dataclass
-class _Task:
-    """A prompt that can be answered, and its reply so far."""
-
-    index: int
-    tokens: Ints
-    limits: Limits
-    reply: Reply
-    options: GenerateParams
-    emitted: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-
-
 class Many(Iterator[ManyResult]):
-    """Results of run_many(). It may be left at any point, as a Stream."""
+    """Results of run_many(), one a prompt. Nothing is evaluated before the first is asked for.
+
+    It may be left at any point, as a Stream.
+
+    Attributes:
+        n_done: prompts whose result came out.
+        n_failed: those of them that have an error.
+        predicted_n: tokens of all replies that came out.
+    """
 
     def __init__(
         self, session: Session, prompts: Iterable[Job], options: GenerateParams, n_parallel: int, ordered: bool
     ) -> None:
-        if isinstance(prompts, (str, bytes, Mapping)):
-            raise TypeError(f"prompts is one {type(prompts).__name__}; give a list of prompts, or use run()")
-        check_int("n_parallel", n_parallel, 1, MAX_PARALLEL)
-        check_bool("ordered", ordered)
-        self._session, self._options, self._n_parallel = session, options, n_parallel
-        waiting = enumerate(iter(prompts))
-        prepared = (self._prepare(index, job) for index, job in waiting)
-        n_ctx = session.n_ctx
-        if isinstance(prompts, Sequence):  # so the context need be no larger than what they take
-            known = list(prepared)
-            most = max((len(t.tokens) + t.options.max_tokens for t in known if isinstance(t, _Task)), default=1)
-            n_ctx, prepared = min(n_ctx, -(-most // _STEP) * _STEP), (task for task in known)
-        results = self._results(prepared, n_ctx, _AHEAD * n_parallel if ordered else None)
-        self._results_left = _in_order(results) if ordered else results
-        self.n_done = 0  # prompts
-        self.predicted_n = 0  # tokens, of all replies
-        self.t_ms = 0.0  # prefills and rounds
+        _check_prompts(prompts)
+        self._n_parallel = check_int("n_parallel", n_parallel, 1, MAX_PARALLEL)
+        self._ahead = _AHEAD * n_parallel if check_bool("ordered", ordered) else None
+        self._session, self._options = session, options
+        self._slots: Slots | None = None
+        self.n_done = self.n_failed = self.predicted_n = 0
+        self._results = _in_order(self._generate(prompts)) if ordered else self._generate(prompts)
 
     def __next__(self) -> ManyResult:
-        return alone(self._results_left.__next__)
+        result = alone(self._results.__next__)
+        self.n_done += 1
+        self.n_failed += result.error is not None
+        self.predicted_n += result.result.stats.predicted_n if result.result else 0
+        return result
 
     def close(self) -> None:
         """Stop here. Safe to repeat."""
-        alone(self._results_left.close)
+        alone(self._results.close)
 
     def __enter__(self) -> Many:
         return self
@@ -82,18 +71,68 @@ class Many(Iterator[ManyResult]):
         self.close()
 
     @property
+    def t_ms(self) -> float:
+        """Time of all prefills and rounds so far."""
+        return self._slots.t_ms if self._slots else 0.0
+
+    @property
     def predicted_per_second(self) -> float:
         """Tokens of all replies per second of prefills and rounds."""
         return 1000.0 * self.predicted_n / self.t_ms if self.t_ms else 0.0
 
-    # one prompt -------------------------------------------------------------------------------------------------------
+    def _generate(self, prompts: Iterable[Job]) -> Generator[ManyResult, None, None]:
+        """Yield results as they are ready."""
+        hold, failed = Hold(), None
+        try:
+            self._session.turn.take(hold, whole=False)
+            tasks, n_parallel, n_ctx = self._prepared(prompts)
+            n_taken, more = 0, True
+            while more or (self._slots and self._slots.oldest is not None):
+                while more and self._may_take(n_taken):
+                    try:
+                        task = next(tasks, None)
+                    except Exception as error:  # the caller's, from its iterable: what is in flight ends first
+                        failed, task = error, None
+                    more, n_taken = task is not None, n_taken + 1
+                    if isinstance(task, ManyResult):
+                        yield task
+                    elif task is not None:
+                        if self._slots is None:
+                            engine = self._session.engine_for(hold, n_parallel, n_ctx)
+                            self._slots = Slots(self._session, hold, engine, n_parallel)
+                        yield from self._slots.begin(task)
+                if self._slots:
+                    yield from self._slots.prefill()
+                    yield from self._slots.round()
+                    _log.drain()
+        finally:
+            self._session.turn.leave(hold)
+            _log.drain()
+        if failed is not None:
+            raise failed
 
-    def _prepare(self, index: int, job: Any) -> _Task | ManyResult:
+    def _may_take(self, n_taken: int) -> bool:
+        if self._slots is None:
+            return True
+        oldest = self._slots.oldest
+        return self._slots.has_room and not (self._ahead and oldest is not None and n_taken - oldest >= self._ahead)
+
+    def _prepared(self, prompts: Iterable[Job]) -> tuple[Iterator[Task | ManyResult], int, int]:
+        """Return tasks, how many go side by side, and the context that each needs."""
+        tasks: Iterator[Task | ManyResult] = (self._prepare(*job) for job in enumerate(prompts))
+        if not isinstance(prompts, Sized) or len(prompts) > _FEW:
+            return tasks, self._n_parallel, self._session.n_ctx
+        known = list(tasks)
+        needs = [task.n_needed for task in known if isinstance(task, Task)]
+        n_ctx = -(-max(needs, default=1) // _STEP) * _STEP
+        return iter(known), max(1, min(self._n_parallel, len(needs))), min(n_ctx, self._session.n_ctx)
+
+    def _prepare(self, index: int, job: Any) -> Task | ManyResult:
         try:
             given = job if isinstance(job, Mapping) else {"messages" if _is_chat(job) else "prompt": job}
             unknown = sorted(map(str, set(given) - {*_OF_PROMPT, *_OF_CALL}))
             if unknown:
-                raise TypeError(f"prompt {index}: run() has no argument {', '.join(unknown)}")
+                raise TypeError(f"a prompt has no {', '.join(unknown)}; use {', '.join((*_OF_PROMPT, *_OF_CALL))}")
             options = replace(self._options, **{name: given[name] for name in _OF_CALL if name in given})
             limits = self._session.limits(options)
             tokens = prompt_ids(self._session.target, *(given.get(name) for name in _OF_PROMPT))
@@ -103,114 +142,28 @@ class Many(Iterator[ManyResult]):
         except Exception as error:  # whatever a caller's object raises: it is this prompt's
             return ManyResult(index, None, error)
         reply = Reply(self._session.target, len(tokens), options, limits.n_max, self._session.n_ctx)
-        return _Task(index, tokens, limits, reply, options)
+        return Task(index, tokens, limits, reply, options)
 
-    # all of them ------------------------------------------------------------------------------------------------------
 
-    def _results(
-        self, prompts: Iterator[_Task | ManyResult], n_ctx: int, ahead: int | None
-    ) -> Generator[ManyResult, None, None]:
-        """Yield results as they are ready, none `ahead` places or more from the first that is not."""
-        hold, live = Hold(), dict[int, _Task]()
-        failed: BaseException | None = None
-        try:
-            self._session.turn.take(hold, whole=False)
-            engine: _ffi_engine.EngineHandle | None = None
-            more, n_taken = True, 0
-            while more or live:
-                for seq in range(self._n_parallel):
-                    if not more or seq in live:
-                        continue
-                    if ahead and live and n_taken - min(task.index for task in live.values()) >= ahead:
-                        break
-                    try:
-                        task = next(prompts, None)
-                    except Exception as error:  # the caller's own, from its iterable: those in flight end first
-                        failed, task = error, None
-                    more, n_taken = task is not None, n_taken + 1
-                    if isinstance(task, ManyResult):
-                        yield self._done(task)
-                    elif task is not None:
-                        engine = engine or self._session.engine_for(hold, self._n_parallel, n_ctx)
-                        live[seq] = task
-                        yield from self._begin(hold, engine, live, seq)
-                if live and engine is not None:
-                    yield from self._round(hold, engine, live)
-        finally:
-            self._session.turn.leave(hold)
-            _log.drain()
-        if failed is not None:
-            raise failed
-
-    def _begin(
-        self, hold: Hold, engine: _ffi_engine.EngineHandle, live: dict[int, _Task], seq: int
-    ) -> Iterator[ManyResult]:
-        """Evaluate a prompt, a native call for n_ubatch tokens."""
-        task, start = live[seq], perf_counter()
-        try:
-            n_cached = self._session.step(hold, lambda: _ffi_engine.begin(engine, task.tokens, seq))
-            while self._session.step(hold, lambda: _ffi_engine.prefill(engine, seq)):
-                pass
-        except (DFlashError, MemoryError) as error:
-            yield from self._give_up(live, error)
+def _check_prompts(prompts: Any) -> None:
+    kind = type(prompts).__name__
+    if isinstance(prompts, (str, bytes, Mapping)):
+        raise TypeError(f"prompts is one {kind}; give a list of prompts, or use run()")
+    if not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts is a {kind}; give a list of prompts, or another iterable")
+    if not isinstance(prompts, Iterator) and isinstance(prompts, Sized):
+        for first in prompts:
+            if _is_number(first):
+                raise TypeError(f"prompts begins with {first!r}, as the ids of one prompt do; give a list of prompts")
             return
-        t_ms = 1000 * (perf_counter() - start)
-        self.t_ms += t_ms
-        task.reply.tally.add_prefill(len(task.tokens) - n_cached, n_cached, t_ms)
-        if task.reply.finish is not None:
-            yield self._finished(live.pop(seq))
 
-    def _round(self, hold: Hold, engine: _ffi_engine.EngineHandle, live: dict[int, _Task]) -> Iterator[ManyResult]:
-        """One draft and one verify for all live sequences."""
-        start, seqs = perf_counter(), sorted(live)
-        drafted = dict.fromkeys(seqs, NO_DRAFT)
-        wanted = [(seq, live[seq].reply.n_draft, live[seq].limits) for seq in seqs]
-        requests = [
-            _ffi_engine.DraftRequest(seq, n, min(limits.n_min, n), limits.margin, limits.p_min)
-            for seq, n, limits in wanted
-            if n > 0
-        ]
-        try:
-            if requests:
-                made = self._session.step(hold, lambda: _ffi_engine.draft(engine, requests))
-                drafted.update((request.seq, draft) for request, draft in zip(requests, made))
-            verifies = [(seq, drafted[seq].tokens) for seq in seqs]
-            verified = self._session.step(hold, lambda: _ffi_engine.verify(engine, verifies))
-        except (DFlashError, MemoryError) as error:
-            yield from self._give_up(live, error)
-            return
-        t_ms = 1000 * (perf_counter() - start)
-        self.t_ms += t_ms
-        for seq, verdict in zip(seqs, verified):
-            live[seq].reply.add_round(drafted[seq], verdict, t_ms)
-            if live[seq].reply.finish is not None:
-                yield self._finished(live.pop(seq))
-            else:
-                self._collect(live[seq])
 
-    def _collect(self, task: _Task) -> None:
-        chunk = task.reply.chunk()
-        task.text.append(chunk.text)
-        task.emitted += chunk.tokens
-
-    def _finished(self, task: _Task) -> ManyResult:
-        self._collect(task)
-        stats = task.reply.tally.stats()
-        self.predicted_n += stats.predicted_n
-        result = Result("".join(task.text), tuple(task.emitted), str(task.reply.finish), stats)
-        return self._done(ManyResult(task.index, result, None))
-
-    def _give_up(self, live: dict[int, _Task], error: Exception) -> Iterator[ManyResult]:
-        """After a native failure the engine was reset: what was in flight is lost, and what comes next starts anew."""
-        if isinstance(error, (ClosedError, OrderError)):
-            raise error
-        lost = [live.pop(seq) for seq in sorted(live)]
-        for task in lost:
-            yield self._done(ManyResult(task.index, None, error))
-
-    def _done(self, result: ManyResult) -> ManyResult:
-        self.n_done += 1
-        return result
+def _is_number(value: Any) -> bool:
+    try:
+        as_index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _in_order(results: Generator[ManyResult, None, None]) -> Generator[ManyResult, None, None]:

@@ -8,7 +8,7 @@ from . import _ffi, _ffi_engine, _log
 from ._open import open_pair
 from ._turn import Hold, Turn
 from .errors import ContextFullError, DFlashError
-from .memory import DeviceMemory, Graph, Memory
+from .memory import DeviceMemory, Graph, Memory, beside
 from .model import Model, PathLike
 from .params import GenerateParams, Params, check_int
 
@@ -95,14 +95,14 @@ class Session:
 
     def memory(self) -> Memory:
         """Return what is kept between rounds."""
-        counters, graphs, devices = self.turn.call(
-            lambda: (
-                _ffi_engine.memory(self.engine),
-                _ffi_engine.graphs(self.engine),
-                _ffi_engine.devices(self.engine),
-            ),
-        )
-        return Memory(tuple(map(DeviceMemory.of, devices)), tuple(Graph(**graph) for graph in graphs), **counters)
+
+        def read() -> Memory:
+            engines = [self.engine, *([self._many] if self._many else [])]
+            graphs = [Graph(**graph) for engine in engines for graph in _ffi_engine.graphs(engine)]
+            devices = [map(DeviceMemory.of, _ffi_engine.devices(engine)) for engine in engines]
+            return Memory(beside(*devices), tuple(graphs), **_ffi_engine.memory(self.engine))
+
+        return self.turn.call(read)
 
     def step(self, hold: Hold, function: Callable[[], T]) -> T:
         """Run one native call of the holder."""

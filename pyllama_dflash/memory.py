@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .result import SLOTS
@@ -134,3 +134,13 @@ def total_of(devices: Iterable[DeviceMemory]) -> DeviceMemory:
     """Add devices up."""
     rows = tuple(devices)
     return DeviceMemory("total", **{kind: sum(getattr(row, kind) for row in rows) for kind in (*KINDS, "mapped")})
+
+
+def beside(first: Iterable[DeviceMemory], *others: Iterable[DeviceMemory]) -> tuple[DeviceMemory, ...]:
+    """Add caches and compute buffers of other contexts on the same weights to those of the first, by device."""
+    rows = {row.device: row for row in first}
+    for other in (row for rows in others for row in rows):
+        own = rows.get(other.device, DeviceMemory(other.device))
+        more = {kind: getattr(own, kind) + getattr(other, kind) for kind in KINDS if "weights" not in kind}
+        rows[other.device] = replace(own, **more)
+    return tuple(rows.values())

@@ -18,10 +18,11 @@ import numpy as np
 
 from . import _ffi, _ffi_engine, _log
 from ._chat import Messages
-from ._many import NO_DRAFT, Job, Many
+from ._many import Job, Many
 from ._prompt import Prompt, Tokens, prompt_ids, token_ids
 from ._reply import Reply
 from ._session import Limits, Session
+from ._slots import NO_DRAFT
 from ._turn import Hold
 from ._view import View
 from .errors import OrderError
