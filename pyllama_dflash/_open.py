@@ -52,6 +52,7 @@ class Opened(NamedTuple):
         """Open another engine on the same models, for n_seq sequences of n_ctx tokens."""
         engine_params = engine_fields(params) | {"n_seq_max": n_seq, "n_ctx": n_ctx}
         try:
+            _check_context(self.target, self.draft, params, engine_params, n_seq * n_ctx)
             return _open_engine(self.target, self.draft, engine_params)
         except MemoryError as error:
             raise MemoryError(f"{error}; for {n_seq} sequences of {n_ctx} tokens: lower n_parallel or n_ctx") from None
@@ -81,7 +82,8 @@ def open_pair(target: Model | PathLike, draft: Model | PathLike | None, params: 
         if draft_model is not None:
             target_model.check_pair(draft_model)
             _check_block(draft_model, params)
-        _check_context(target_model, draft_model, params, engine_params)
+        n_ctx = params.n_ctx or target_model.info.n_ctx_train
+        _check_context(target_model, draft_model, params, engine_params, n_ctx)
         engine = _open_engine(target_model, draft_model, engine_params)
         _say_memory(engine)
     except BaseException:
@@ -141,9 +143,11 @@ def _file(source: Model | PathLike | None, params: LoadParams) -> _fit.File | No
     return None
 
 
-def _check_context(target: Model, draft: Model | None, params: Params, engine_params: dict[str, int]) -> None:
+def _check_context(
+    target: Model, draft: Model | None, params: Params, engine_params: dict[str, int], n_ctx: int
+) -> None:
     infos = [model.info for model in (target, draft) if model is not None]
-    most = _fit.most_of_context(infos, params, params.n_ctx or target.info.n_ctx_train)
+    most = _fit.most_of_context(infos, params, n_ctx)
     _fit.check_context(target._file, draft._file if draft else None, engine_params, most)
 
 
