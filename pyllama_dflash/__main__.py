@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from . import _cli_batch, _cli_convert, _cli_info, _cli_options, _cli_quantize, _cli_run
 from . import _cli_common as common
-from . import _cli_convert, _cli_info, _cli_options, _cli_quantize, _cli_run
 from .build import build_info
 from .errors import DFlashError
 
@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     _cli_run.add_arguments(add("run", "generate a reply", _cli_run.run, _cli_run.EXAMPLES))
+    text = "answer many prompts, side by side, from a file to a file"
+    _cli_batch.add_arguments(add("batch", text, _cli_batch.run, _cli_batch.EXAMPLES))
     _cli_info.add_info_arguments(add("info", "say what a GGUF file is", _cli_info.info, _cli_info.INFO_EXAMPLES))
     text = "write a draft's weights, or a target's, in smaller types"
     _cli_quantize.add_arguments(add("quantize", text, _cli_quantize.run, _cli_quantize.EXAMPLES))

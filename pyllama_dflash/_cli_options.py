@@ -64,7 +64,12 @@ _TURNED_OFF = {
 }
 # Of the commands that write a file.
 _OF_A_FILE = {"overwrite=True": "--force", "strict=False": "no --strict", "recipe=": "--recipe="}
-_OF_THE_REPLY = {"max_tokens": "--n-predict", "stop": "--stop"}
+_OF_THE_REPLY = {
+    "max_tokens": "--n-predict",
+    "stop": "--stop",
+    "ignore_eos": "--ignore-eos",
+    "n_parallel": "--parallel",
+}
 
 
 def _devices(text: str) -> tuple[str, ...]:

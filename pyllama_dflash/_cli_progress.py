@@ -15,16 +15,17 @@ class Progress:
 
     Args:
         what: is being done, as "quantising".
+        of: what is counted.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, what: str, of: str = "weights") -> None:
+        self._what, self._of = what, of
         self._shown = sys.stderr is not None and sys.stderr.isatty()
         self._bar: Any = None  # Any: tqdm is optional
         self._tenths = 0
 
     def __call__(self, n_done: int, n_all: int) -> None:
-        """Show that n_done of n_all weights are done."""
+        """Show that n_done of n_all are done."""
         if not self._shown:
             return
         if self._bar is None:
@@ -45,5 +46,5 @@ class Progress:
     def _open(self, n_all: int) -> Any:
         with suppress(ImportError):
             tqdm = import_module("tqdm").tqdm
-            return tqdm(total=n_all, unit=" weights", unit_scale=True, desc=self._what, leave=False)
+            return tqdm(total=n_all, unit=f" {self._of}", unit_scale=True, desc=self._what, leave=False)
         return False

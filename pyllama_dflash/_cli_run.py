@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from . import _cli_common as common
+from . import _cli_models
 from ._chat import Messages
 from ._cli_options import HELP, SWITCHES, VALUES, add_options, described, given
-from .models import demo_pair
 from .result import Stats
 from .speculator import Speculator
 
@@ -24,11 +24,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options; their defaults and most help texts are those of Params and GenerateParams."""
-    models = parser.add_argument_group("models")
-    models.add_argument("-m", "--model", help="target GGUF")
-    models.add_argument("-md", "--model-draft", help="DFlash or DFlash2 draft GGUF; without it: plain decoding")
-    models.add_argument("--demo", action="store_true", help="use the demo pair; its target (98 MB) is fetched once")
-    models.add_argument("--no-draft", action="store_true", help="open no draft; options of the draft are not used")
+    _cli_models.add_models(parser)
     prompt = parser.add_argument_group("prompt")
     source = prompt.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -51,18 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate a reply: text to stdout, figures to stderr. Returns the exit code, 130 after Ctrl-C."""
-    if args.demo == bool(args.model):
-        raise ValueError("give the target by -m, or --demo for the demo pair" + (", not both" if args.demo else ""))
-    if args.demo and args.model_draft:
-        raise ValueError("--demo brings its own draft; leave -md out")
+    _cli_models.check(args)
     if args.system_prompt is not None and args.raw:
         raise ValueError("-sys needs the chat template; leave --raw or -sys out")
     common.show_logs(args.verbose)
     prompt = _read(args.file) if args.file else args.prompt
-    target, draft = demo_pair() if args.demo else (args.model, args.model_draft)
-    draft = None if args.no_draft else draft
-    if draft is None and not args.no_draft and args.n_max is not None:
-        raise ValueError(f"n_max={args.n_max} has no effect without a draft; give one by -md, or leave it out")
+    target, draft = _cli_models.chosen(args)
     with Speculator(target, draft, **given(args, (*VALUES, *SWITCHES), without_draft=args.no_draft)) as spec:
         return _generate(spec, args, prompt)
 
