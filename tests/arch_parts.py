@@ -1,7 +1,7 @@
-"""What the layers of tiny models of many architectures are made of: tensors by name, shapes, and parts that go together.
+"""What the layers of tiny models of many architectures are made of: tensors, their shapes, and what goes together.
 
-A shape is written as in a GGUF file, the row first, in symbols that dims() finds from the model's metadata. A name ending
-in ".b" is a bias, one ending in "!" has no suffix, every other name stands for a weight.
+A shape is written as in a GGUF file, the row first, in symbols that dims() finds from the model's metadata. A name
+ending in ".b" is a bias, one ending in "!" has no suffix, every other name stands for a weight.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ SHAPES = {
         "E,V": "token_embd output",
         "V": "output.b",
         "E,C": "position_embd",
-        "E": "output_norm output_norm.b token_embd_norm token_embd_norm.b attn_norm attn_norm.b attn_norm_2 attn_norm_2.b "
-        "ffn_norm ffn_norm.b ffn_norm! ffn_norm_exps post_attention_norm post_ffw_norm post_attention_norm! "
-        "post_ffw_norm! attn_output_norm layer_output_norm attn_sub_norm attn_output.b ffn_down.b ffn_gate_inp_shexp "
+        "E": "output_norm output_norm.b token_embd_norm token_embd_norm.b attn_norm attn_norm.b attn_norm_2 "
+        "attn_norm_2.b ffn_norm ffn_norm.b ffn_norm! ffn_norm_exps post_attention_norm post_ffw_norm "
+        "post_attention_norm! post_ffw_norm! attn_output_norm layer_output_norm attn_sub_norm attn_output.b ffn_down.b ffn_gate_inp_shexp "
         "time_mix_ln time_mix_ln.b time_mix_decay time_mix_w0 time_mix_a0 time_mix_v0 time_mix_k_k time_mix_k_a "
         "time_mix_r_k attn_res_score ffn_res_score output_res_score post_norm altup_router_norm altup_correct_scale "
         "laurel_post_norm hrm.z_l_init! enc.output_norm",
@@ -123,25 +123,25 @@ PARTS = {
     "conv": "attn_norm shortconv.conv shortconv.in_proj shortconv.out_proj",
     "rwkv6": "attn_norm time_mix_w1=E,8*5 time_mix_w2=8,E,5 time_mix_lerp_x time_mix_lerp_fused=E,1,1,5 time_mix_decay "
     "time_mix_decay_w1 time_mix_decay_w2 time_mix_key time_mix_value time_mix_receptance time_mix_gate time_mix_output",
-    "rwkv7": "attn_norm time_mix_w0 time_mix_w1 time_mix_w2 time_mix_a0 time_mix_a1 time_mix_a2 time_mix_v0 time_mix_v1 "
-    "time_mix_v2 time_mix_g1 time_mix_g2 time_mix_lerp_fused time_mix_k_k time_mix_k_a time_mix_r_k time_mix_key "
-    "time_mix_value time_mix_receptance time_mix_output",
-    "rwkv_mix": "attn_norm.b attn_norm_2 attn_norm_2.b channel_mix_key channel_mix_lerp_k channel_mix_value time_mix_ln "
-    "time_mix_ln.b",
+    "rwkv7": "attn_norm time_mix_w0 time_mix_w1 time_mix_w2 time_mix_a0 time_mix_a1 time_mix_a2 time_mix_v0 "
+    "time_mix_v1 time_mix_v2 time_mix_g1 time_mix_g2 time_mix_lerp_fused time_mix_k_k time_mix_k_a time_mix_r_k "
+    "time_mix_key time_mix_value time_mix_receptance time_mix_output",
+    "rwkv_mix": "attn_norm.b attn_norm_2 attn_norm_2.b channel_mix_key channel_mix_lerp_k channel_mix_value "
+    "time_mix_ln time_mix_ln.b",
     "latent_moe": "ffn_norm ffn_gate_inp ffn_gate_exps=24,T,X ffn_up_exps=24,T,X ffn_down_exps=T,24,X ffn_routed_down "
     "ffn_routed_norm ffn_routed_up shared exp_probs_b.b",
     "hc": "hc_attn_fn hc_attn_scale hc_attn_base hc_ffn_fn hc_ffn_scale hc_ffn_base",
     "hc_short": "hc hc_attn_fn=4*E,8 hc_attn_scale=2 hc_attn_base=8 hc_ffn_fn=4*E,8 hc_ffn_scale=2 hc_ffn_base=8",
     "hc_low": "hc_attn_norm hc_attn_down hc_attn_up hc_attn_inject hc_ffn_norm hc_ffn_down hc_ffn_up hc_ffn_inject",
-    "altup": "altup_correct_coef altup_correct_scale altup_predict_coef altup_router altup_router_norm laurel_l laurel_r "
-    "laurel_post_norm inp_gate=E,256 proj=256,E post_norm",
+    "altup": "altup_correct_coef altup_correct_scale altup_predict_coef altup_router altup_router_norm laurel_l "
+    "laurel_r laurel_post_norm inp_gate=E,256 proj=256,E post_norm",
     "dsv4": "attn_norm attn_q_a attn_q_a_norm attn_q_b=24,Q attn_kv=E,K attn_kv_a_norm=D attn_output_a=32,16,2 "
     "attn_output_b=32,E attn_sinks hc moe shared exp_probs_b.b",
 }
 
 
 def expand(spec: str) -> dict[str, str]:
-    """Shapes of the tensors that a description names, in symbols; what comes later in it stands, "-name" takes one out."""
+    """Shapes, in symbols, of the tensors that a description names; what comes later stands, "-name" takes one out."""
     out: dict[str, str] = {}
     for item in spec.split():
         name, _, shape = item.partition("=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,14 @@ def test_a_draft_that_reads_its_layers_changes_nothing(models: Models, arch: Arc
     result = checked_run(models.get(arch, DRAFT), PROMPT, max_tokens=N_TOKENS, ignore_eos=True)
     models.assert_same(arch, PROMPT, result.tokens, text)
     assert result.stats.draft_n > 0
+
+
+def test_a_state_that_the_kernels_overrun_is_refused(tmp_path: Path) -> None:
+    """They write 64 numbers at a time, whatever a head's width is."""
+    file = ARCHS["rwkv7"].file()
+    file.keys["wkv.head_size"] = 16
+    with pytest.raises(pd.ModelLoadError, match=r"head_size 16 is no multiple of 64"):
+        pd.Model(file.write(tmp_path / "narrow.gguf"))
 
 
 def test_the_table_has_every_kind_of_state() -> None:
