@@ -21,7 +21,7 @@ struct DraftState {
     int32_t  n_past;
     int32_t  unused;
     uint64_t n_bytes;  // that follow
-    uint64_t checksum;
+    uint64_t checksum;  // of all of it
 };
 
 // Put the header before n_bytes that are in their place, right after it. like: what belongs to the drafter, low and n_past.
