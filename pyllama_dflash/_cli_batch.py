@@ -205,9 +205,9 @@ def _jobs(lines: Iterable[tuple[int, bytes]], waiting: dict[int, Line]) -> Itera
 
 def _parsed(number: int, raw: bytes) -> Line:
     try:
-        value = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_number)
+        value = json.loads(raw.strip().decode("utf-8-sig"), parse_constant=_no_number)
     except json.JSONDecodeError as error:
-        return Line(number, {}, {}, f"it is not JSON: {error.msg} at character {error.pos + 1}")
+        return Line(number, {}, {}, f"it is not JSON: {error.msg}: character {error.pos + 1}")
     except UnicodeDecodeError:
         return Line(number, {}, {}, "it is not UTF-8 text")
     except RecursionError:

@@ -26,7 +26,7 @@ def other(files: Files) -> Path:
     return files.path(Draft(layers=(1, 7)))
 
 
-@pytest.mark.parametrize("command", ["", "run", "info", "quantize", "convert", "version"])
+@pytest.mark.parametrize("command", ["", "run", "batch", "info", "quantize", "convert", "version"])
 def test_help(command: str) -> None:
     done = cli(*command.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
