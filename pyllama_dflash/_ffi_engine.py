@@ -14,7 +14,7 @@ from ._handle import Handle
 from ._returned import Drafted as Drafted  # as: other modules take these from here
 from ._returned import DraftRequest as DraftRequest
 from ._returned import EngineState as EngineState
-from ._returned import Floats, Ints
+from ._returned import Bytes, Floats, Ints
 from ._returned import Verified as Verified
 
 
@@ -170,6 +170,30 @@ def logits(engine: EngineHandle, n_rows: int) -> Floats:
     for row in range(n_rows):
         check(_lib.pld_engine_logits(engine.pointer, row, _ffi.from_buffer("float[]", out[row], require_writable=True)))
     return out
+
+
+def tokens(engine: EngineHandle, seq: int = 0) -> Ints:
+    """Return the tokens in the cache of a sequence [n_past]."""
+    out = np.empty(check(_lib.pld_engine_tokens(engine.pointer, seq, _ffi.NULL, 0)), np.int32)
+    check(_lib.pld_engine_tokens(engine.pointer, seq, _ffi.from_buffer("int32_t[]", out, require_writable=True), len(out)))
+    return out
+
+
+def state_size(engine: EngineHandle, seq: int = 0) -> int:
+    """Return how many bytes the state of a sequence takes; OrderError if nothing is cached."""
+    return check(_lib.pld_engine_state_size(engine.pointer, seq))
+
+
+def state_get(engine: EngineHandle, n: int, seq: int = 0) -> Bytes:
+    """Return the state of a sequence, whose size is n."""
+    out = np.empty(n, np.uint8)
+    check(_lib.pld_engine_state_get(engine.pointer, seq, _ffi.from_buffer("uint8_t[]", out, require_writable=True), n))
+    return out
+
+
+def state_set(engine: EngineHandle, data: Bytes, seq: int = 0) -> None:
+    """Put a state in place of what is kept of a sequence; after an error nothing is."""
+    check(_lib.pld_engine_state_set(engine.pointer, seq, _ffi.from_buffer("uint8_t[]", data), len(data)))
 
 
 def _copy(source: Any, dtype: Any, n: int, start: int = 0) -> npt.NDArray[Any]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 
 
 class EngineState(NamedTuple):

@@ -28,7 +28,7 @@ class DFlashError(Exception):
 
 
 class ModelLoadError(DFlashError):
-    """A model file is missing, damaged or of a kind that is not supported."""
+    """A model file, or one of save(), is missing, damaged or of a kind that is not supported."""
 
 
 class IncompatibleModelsError(DFlashError):

@@ -21,6 +21,7 @@ from ._chat import Messages
 from ._many import Job, Many
 from ._prompt import Prompt, Tokens, prompt_ids, token_ids
 from ._reply import Reply
+from ._saved import Saving
 from ._session import Limits, Session
 from ._slots import NO_DRAFT
 from ._turn import Hold
@@ -36,7 +37,7 @@ _G = GenerateParams()
 _NO_DETAILS = (np.empty(0, np.float32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
 
 
-class Speculator(View):
+class Speculator(View, Saving):
     """A target and, if given, its draft, ready to generate.
 
     Calls from several threads take turns: run() waits for the run() before it; while a stream() is under way in another

@@ -47,6 +47,14 @@ public:
     std::vector<Verdict> verify(const std::vector<VerifyRequest> & requests, bool margins);
     void logits(int32_t row, float * out) const;
 
+    // Tokens in the cache of a sequence.
+    const std::vector<int32_t> & tokens(int32_t seq) const;
+    // What is kept of a sequence, as bytes: prompt tokens that wait for prefill are not, nor are the last verify's logits.
+    size_t state_size(int32_t seq);
+    void   state_write(int32_t seq, uint8_t * out, size_t size);
+    // In place of what is kept of it. After a failure nothing is.
+    void state_read(int32_t seq, const uint8_t * data, size_t size);
+
 private:
     struct Sequence {
         // Evaluated tokens, one a position. The target's memory has more after a verify and may lack the last: see Rollback.
@@ -65,6 +73,7 @@ private:
     void    run_target(bool whole);
     void    catch_up(const std::vector<int32_t> & seqs);
     void    roll_back(int32_t seq, int32_t pos);
+    void    read_memories(int32_t seq, const uint8_t * data, size_t n_target, size_t n_draft, int32_t n_past);
     int32_t choose(int32_t row) const;
     int32_t launch_end(const std::vector<VerifyRequest> & requests, int32_t begin, int32_t * width) const;
     void    verify_launch(Requests begin, Requests end, int32_t width, bool margins, std::vector<Verdict> & out);

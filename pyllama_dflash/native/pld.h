@@ -12,7 +12,7 @@
  *   - Token ids are int32, logits and scores float32, times int64 microseconds of a monotonic clock.
  */
 
-enum { PLD_ABI_VERSION = 5, PLD_MAX_DEVICES = 16 };
+enum { PLD_ABI_VERSION = 6, PLD_MAX_DEVICES = 16 };
 
 enum pld_status {
     PLD_OK = 0,
@@ -331,6 +331,19 @@ int32_t pld_engine_verify(pld_engine *engine, const pld_verify_request *requests
                           int32_t *chosen, float *margins, pld_verdict *verdicts, int64_t *t_us);
 /* Logits [n_vocab] of a row of the last verify, if that was of one sequence; needs backend_argmax = 0. */
 int32_t pld_engine_logits(const pld_engine *engine, int32_t row, float *out);
+
+/* Tokens in the cache of a sequence: their number; up to cap of them are written, none with out NULL. */
+int32_t pld_engine_tokens(const pld_engine *engine, int32_t seq, int32_t *out, int32_t cap);
+/* What is kept of a sequence, as bytes: its tokens, anchor, the target's memory and the draft's. Prompt tokens that wait for
+ * prefill are not part of it, and the last verify's logits are gone after. Bytes needed, or a negative status: PLD_E_ORDER
+ * without cached tokens. */
+int64_t pld_engine_state_size(pld_engine *engine, int32_t seq);
+/* n: what pld_engine_state_size said, nothing done in between. */
+int32_t pld_engine_state_get(pld_engine *engine, int32_t seq, uint8_t *out, int64_t n);
+/* Put it in place of what is kept of a sequence, in an engine on the same models; n_ctx may differ. Whatever is refused leaves
+ * the sequence empty: PLD_E_LOAD for bytes that are damaged or none of these, PLD_E_ARGUMENT for those of other models or
+ * options, PLD_E_CONTEXT_FULL for more tokens than n_ctx. Other sequences lose theirs only with "does not fit". */
+int32_t pld_engine_state_set(pld_engine *engine, int32_t seq, const uint8_t *data, int64_t n);
 
 /* What a draft would read of a target: run n tokens through it in a context of their own, out [n, n_embd] takes the input of
  * that layer. PLD_E_PAIR if models of its kind do not show it. */

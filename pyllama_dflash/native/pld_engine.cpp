@@ -207,3 +207,38 @@ int32_t pld_engine_logits(const pld_engine * engine, int32_t row, float * out) {
         return PLD_OK;
     });
 }
+
+int32_t pld_engine_tokens(const pld_engine * engine, int32_t seq, int32_t * out, int32_t cap) {
+    return guard([&] {
+        require_pointers(engine);
+        return pld::write_rows(engine->engine.tokens(seq), out, cap);
+    });
+}
+
+int64_t pld_engine_state_size(pld_engine * engine, int32_t seq) {
+    int64_t    out    = 0;
+    const auto status = guard([&] {
+        require_pointers(engine);
+        out = static_cast<int64_t>(engine->engine.state_size(seq));
+        return PLD_OK;
+    });
+    return status == PLD_OK ? out : status;
+}
+
+int32_t pld_engine_state_get(pld_engine * engine, int32_t seq, uint8_t * out, int64_t n) {
+    return guard([&] {
+        require_pointers(engine, out);
+        require(n >= 0, PLD_E_ARGUMENT, format("n=%lld is negative", (long long) n));
+        engine->engine.state_write(seq, out, static_cast<size_t>(n));
+        return PLD_OK;
+    });
+}
+
+int32_t pld_engine_state_set(pld_engine * engine, int32_t seq, const uint8_t * data, int64_t n) {
+    return guard([&] {
+        require_pointers(engine, data);
+        require(n >= 0, PLD_E_ARGUMENT, format("n=%lld is negative", (long long) n));
+        engine->engine.state_read(seq, data, static_cast<size_t>(n));
+        return PLD_OK;
+    });
+}

@@ -1,0 +1,198 @@
+"""What a Speculator has evaluated, in a file: written whole or not at all, read back only where it fits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _ffi, _ffi_engine, _replace, build
+from ._returned import Bytes
+from ._session import Session
+from ._turn import Hold
+from .errors import ContextFullError, ModelLoadError
+from .model import Model, PathLike
+
+# The file: MAGIC, version and length of the facts, the facts as JSON, the engine's bytes, a checksum over all of it.
+MAGIC = b"pyllama_dflash text\n"
+VERSION = 1
+_NUMBERS = struct.Struct("<II")
+_N_CHECKSUM = 32
+_N_SAMPLES, _N_SAMPLED = 64, 4096  # of a model's weights: all of them would take minutes
+_FIXES = {
+    "llama.cpp": "its states are laid out otherwise; evaluate the text again",
+    "target": "open the target that it was saved with",
+    "draft": "open the draft that it was saved with",
+    "type_k": "open with that",
+    "type_v": "open with that",
+    "type_k_draft": "open with that",
+    "type_v_draft": "open with that",
+    "fused_draft": "open with that",
+}
+
+
+class Saving:
+    """save() and load() of a Speculator."""
+
+    _session: Session
+
+    def save(self, path: PathLike) -> None:
+        """Write what is evaluated of the current text to a file, so that load() can go on with it in another process.
+
+        Args:
+            path: of the file; one that save() wrote is replaced, once all is written.
+
+        Raises:
+            OrderError: nothing is evaluated; call run() or prefill() first.
+            FileExistsError: something else is there.
+            OSError: it cannot be written, or the models' files cannot be read any more.
+        """
+        out = Path(os.fsdecode(path))
+        self._session.turn.check_open()
+        check_replaceable(out)
+        n_tokens, data = self._session.alone(lambda hold: _take(self._session, hold))
+        write(out, facts_of(self._session) | {"n_tokens": n_tokens}, data)
+
+    def load(self, path: PathLike) -> tuple[int, ...]:
+        """Go on with a text that save() wrote, in place of what is cached.
+
+        A run() or prefill() whose prompt extends it evaluates only what is new. n_ctx and options of single calls may
+        differ from those at save().
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The text's token ids: a prompt that begins with them is cached up to the last.
+
+        Raises:
+            ModelLoadError: the file is damaged, or is none that save() wrote.
+            ValueError: it was saved with other models, or other options of the caches.
+            ContextFullError: the text is longer than n_ctx.
+            OSError: a file cannot be read.
+        """
+        file = Path(os.fsdecode(path))
+        self._session.turn.check_open()
+        facts, data = read(file)
+        check_facts(file, facts, facts_of(self._session))
+        if facts.get("n_tokens", 0) > self._session.n_ctx:
+            raise ContextFullError(
+                f"{file} has {facts['n_tokens']} tokens, n_ctx={self._session.n_ctx}; open with a larger n_ctx"
+            )
+        return self._session.alone(lambda hold: _put(self._session, hold, data))
+
+
+def _take(session: Session, hold: Hold) -> tuple[int, Bytes]:
+    n = session.step(hold, lambda: _ffi_engine.state_size(session.engine))
+    session.width = 0
+    data = session.step(hold, lambda: _ffi_engine.state_get(session.engine, n))
+    return session.state(hold).n_past, data
+
+
+def _put(session: Session, hold: Hold, data: Bytes) -> tuple[int, ...]:
+    session.width = 0
+    session.step(hold, lambda: _ffi_engine.state_set(session.engine, data))
+    tokens: list[int] = session.step(hold, lambda: _ffi_engine.tokens(session.engine)).tolist()
+    anchor = session.state(hold).anchor
+    return (*tokens, anchor) if anchor >= 0 else tuple(tokens)
+
+
+def facts_of(session: Session) -> dict[str, Any]:
+    """Return what must be equal where a state is read back."""
+    params, info = session.params, session.engine.info
+    facts: dict[str, Any] = {
+        "llama.cpp": build.build_info()["upstream_commit"],
+        "target": fingerprint(session.target),
+        "draft": None if session.draft is None else fingerprint(session.draft),
+        "type_k": params.type_k,
+        "type_v": params.type_v,
+    }
+    if session.draft is not None:
+        facts |= {"type_k_draft": params.type_k_draft, "type_v_draft": params.type_v_draft}
+        facts["fused_draft"] = bool(info["fused_draft"])
+    return facts
+
+
+def fingerprint(model: Model) -> str:
+    """Return a checksum of a model's size, its header and samples of its weights; its name does not count."""
+    tensors = model._call(_ffi.model_tensors)
+    digest = hashlib.blake2b(digest_size=16)
+    with open(model.path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = min((int(tensor["offset"]) for tensor in tensors), default=size)
+        digest.update(struct.pack("<Q", size))
+        digest.update(file.read(start))
+        for i in range(_N_SAMPLES):
+            file.seek(start + (size - start) * i // _N_SAMPLES)
+            digest.update(file.read(_N_SAMPLED))
+    return digest.hexdigest()
+
+
+def check_facts(file: Path, found: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first fact of a file that is not ours."""
+    for name, fix in _FIXES.items():
+        theirs, own = found.get(name), ours.get(name)
+        if theirs == own:
+            continue
+        if name not in ("target", "draft"):
+            raise ValueError(f"{file} was saved with {name}={theirs!r}, this is {own!r}: {fix}")
+        if theirs is None:
+            raise ValueError(f"{file} was saved without a draft; open without one")
+        raise ValueError(f"{file} was saved with {'a' if own is None else 'another'} {name}; {fix}")
+
+
+def check_replaceable(out: Path) -> None:
+    """Refuse to write over a file that save() did not write."""
+    if out.is_file() and out.stat().st_size > 0:
+        with out.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise FileExistsError(f"{out} is there already and is none that save() wrote; give another path")
+
+
+def write(out: Path, facts: Mapping[str, Any], data: Bytes) -> None:
+    """Write a file, in place of what is there."""
+    text = json.dumps(facts).encode()
+    digest = hashlib.blake2b(digest_size=_N_CHECKSUM)
+    with _replace.replacing(out, overwrite=True) as path, _replace.writing(path, out) as file:
+        for part in (MAGIC, _NUMBERS.pack(VERSION, len(text)), text, memoryview(data)):
+            digest.update(part)
+            file.write(part)
+        file.write(digest.digest())
+
+
+def read(file: Path) -> tuple[dict[str, Any], Bytes]:
+    """Return the facts and the engine's bytes of a file that is whole.
+
+    Raises:
+        ModelLoadError: it is not, or is another kind of file.
+        OSError: it cannot be read.
+    """
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise ModelLoadError(f"{file} is no file; give the path that save() wrote")
+    with file.open("rb") as source:
+        if source.read(len(MAGIC)) != MAGIC:
+            raise ModelLoadError(f"{file} is none that save() wrote")
+        rest = source.read()
+    least = _NUMBERS.size + _N_CHECKSUM
+    version, n_facts = _NUMBERS.unpack_from(rest) if len(rest) >= least else (VERSION, 0)
+    if version != VERSION:
+        raise ModelLoadError(f"{file} has version {version}, this package reads version {VERSION}; save the text anew")
+    content = memoryview(rest)[: max(0, len(rest) - _N_CHECKSUM)]
+    digest = hashlib.blake2b(MAGIC, digest_size=_N_CHECKSUM)
+    digest.update(content)
+    if digest.digest() != rest[len(content) :]:
+        raise ModelLoadError(f"{file} is damaged or cut short: its checksum is wrong; save the text anew")
+    try:
+        facts = json.loads(bytes(content[_NUMBERS.size : _NUMBERS.size + n_facts]))
+        if not isinstance(facts, dict) or not isinstance(facts["n_tokens"], int):
+            raise ValueError
+    except (ValueError, KeyError, RecursionError):
+        raise ModelLoadError(f"{file} is damaged: it does not say what it holds; save the text anew") from None
+    return facts, np.frombuffer(content[_NUMBERS.size + n_facts :], np.uint8)
