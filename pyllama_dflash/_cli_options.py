@@ -13,6 +13,7 @@ from .params import GenerateParams, Params
 HELP = {field.name: field.metadata["help"] for kind in (GenerateParams, Params) for field in fields(kind)}
 DEFAULTS = {field.name: field.default for kind in (GenerateParams, Params) for field in fields(kind)}
 OF_DRAFT = (
+    "n_ctx_draft",
     "n_gpu_layers_draft",
     "devices_draft",
     "type_k_draft",
@@ -27,6 +28,7 @@ OF_DRAFT = (
 # In llama.cpp's words where it has them.
 VALUES = {
     "n_ctx": ("-c", "--ctx-size"),
+    "n_ctx_draft": ("-cd", "--ctx-size-draft"),
     "n_ubatch": ("-ub", "--ubatch-size"),
     "n_threads": ("-t", "--threads"),
     "n_gpu_layers": ("-ngl", "--gpu-layers"),

@@ -19,6 +19,7 @@ from .model import logger as of_options  # its warnings are shown on the command
 from .params import THREE_WAY, LoadParams, Params, check_int, default_threads
 
 _OF_DRAFT = (
+    "n_ctx_draft",
     "n_gpu_layers_draft",
     "devices_draft",
     "type_k_draft",
@@ -175,7 +176,7 @@ def engine_fields(params: Params) -> dict[str, int]:
         "fused_draft": int(params.fused_draft),
         "draft_vocab": int(params.draft_vocab),
         "n_seq_max": 1,
-        "n_ctx_draft": 0,
+        "n_ctx_draft": params.n_ctx_draft,
         **types,
     }
 

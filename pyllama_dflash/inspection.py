@@ -23,7 +23,7 @@ _P = Params()
 # Those that change what is kept in memory, or where.
 OPTIONS = tuple(name for name in _P.__dataclass_fields__ if name not in ("n_threads", "n_min", "margin", "p_min"))
 _OF_CACHE = ("type_k_draft", "type_v_draft")
-_OF_DRAFT = (*_OF_CACHE, "n_gpu_layers_draft", "devices_draft", "fused_draft", "draft_vocab")
+_OF_DRAFT = (*_OF_CACHE, "n_ctx_draft", "n_gpu_layers_draft", "devices_draft", "fused_draft", "draft_vocab")
 _OF_DRAFT_ALONE = (*_OF_CACHE, "n_gpu_layers_draft", "devices_draft", "use_mmap", "use_mlock", "n_ctx")
 
 
@@ -88,6 +88,7 @@ def inspect(  # noqa: D417 - Params describes the options
     *,
     draft: PathLike | None = None,
     n_ctx: int = _P.n_ctx,
+    n_ctx_draft: int = _P.n_ctx_draft,
     n_ubatch: int = _P.n_ubatch,
     n_gpu_layers: int = _P.n_gpu_layers,
     n_gpu_layers_draft: int = _P.n_gpu_layers_draft,

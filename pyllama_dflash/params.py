@@ -33,6 +33,7 @@ class Params:
     """
 
     n_ctx: int = _option(0, "context size in tokens, prompt and reply together; 0: as the target was trained")
+    n_ctx_draft: int = _option(0, "last positions that the draft sees, so that its cache stays small; 0: all")
     n_ubatch: int = _option(512, "prompt tokens evaluated in one step")
     n_gpu_layers: int = _option(-1, "layers of the target on the GPU; -1: all")
     n_gpu_layers_draft: int = _option(-1, "layers of the draft on the GPU; -1: all")
@@ -57,7 +58,7 @@ class Params:
     type_v: str = _option("f16", f"type of the target's V cache, {_KV_HELP}")
     type_k_draft: str = _option("f16", f"type of the draft's K cache, {_KV_HELP}")
     type_v_draft: str = _option("f16", f"type of the draft's V cache, {_KV_HELP}")
-    kv_unified: bool = _option(False, "one K/V buffer for all sequences; no difference to the one sequence there is")
+    kv_unified: bool = _option(False, "one K/V buffer for all sequences of run_many(); no difference to one sequence")
     cuda_graphs: str | bool = _option(
         "auto", "replay captured CUDA graphs: on or off; auto: from compute capability 7.0 on"
     )
@@ -71,6 +72,7 @@ class Params:
 
     def __post_init__(self) -> None:
         _set_int(self, "n_ctx", 0)
+        _set_int(self, "n_ctx_draft", 0)
         _set_int(self, "n_ubatch", 1)
         _set_int(self, "n_gpu_layers", -1)
         _set_int(self, "n_gpu_layers_draft", -1)

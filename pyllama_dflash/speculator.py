@@ -62,6 +62,7 @@ class Speculator(View, Saving):
         draft: Model | PathLike | None = None,
         *,
         n_ctx: int = _P.n_ctx,
+        n_ctx_draft: int = _P.n_ctx_draft,
         n_ubatch: int = _P.n_ubatch,
         n_gpu_layers: int = _P.n_gpu_layers,
         n_gpu_layers_draft: int = _P.n_gpu_layers_draft,

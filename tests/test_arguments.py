@@ -87,6 +87,7 @@ OPENED_WITH: dict[str, list[Any]] = {
     ],
     "devices_draft": ["", "CUDA99", [], ["CPU", "CPU"], b"CPU", [1], 0],
     "split_mode": ["", "Layer", "row", "tensor", "rows", None, 1, b"layer", True],
+    "n_ctx_draft": [-1, 2**31, None, *NOT_INTS],
     "main_gpu": [-1, 1, 64, 2**31, None, *NOT_INTS],
     "tensor_split": [(), [0], [0, 0], [-1], [1, -1], [NAN], [INF], [1e308, 1e308], [1] * 17, [10**400], "1", b"1", 1],
     "use_mmap": [0, 1, None, "true"],

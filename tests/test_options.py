@@ -27,6 +27,7 @@ OPEN = {
     "n_gpu_layers_draft": -1,
     "devices": None,
     "devices_draft": None,
+    "n_ctx_draft": 0,
     "split_mode": "layer",
     "main_gpu": 0,
     "tensor_split": None,
@@ -96,7 +97,7 @@ def test_an_unknown_option_of_a_call_is_refused(models: Models, name: str) -> No
             call(PROMPT, **options)
 
 
-@pytest.mark.parametrize("name", ["save", "load", "save_state", "load_state", "shift", "n_seq", "embed"])
+@pytest.mark.parametrize("name", ["save_state", "load_state", "shift", "n_seq", "embed"])
 def test_what_is_not_offered_does_not_exist(name: str) -> None:
     assert not hasattr(pd.Speculator, name)
     assert name not in inspect.signature(pd.Speculator).parameters
