@@ -97,8 +97,10 @@ def run(args: argparse.Namespace) -> int:
     pair = _cli_models.chosen(args)
     options = given(args, (*VALUES, *SWITCHES), without_draft=args.no_draft)
     with ExitStack() as stack:
-        out: Output | Stdout = Stdout()
-        if args.output != "-":
+        out: Output | Stdout
+        if args.output == "-":
+            out = Stdout()
+        else:
             check_place(Path(args.output), True, [Path(args.input)], "the input")
             out = stack.enter_context(Output(Path(args.output), _made_of(args, pair, options, raw), args.restart))
         try:
@@ -133,34 +135,42 @@ def _answer(
     jobs: Iterable[dict[str, Any]] = _jobs(given_lines, waiting)
     if raw is not None and len(raw) <= _AT_ONCE:
         jobs = list(jobs)
+    for_all = {name: getattr(args, name) for name in ("n_parallel", *_OF_REPLY)}
     with Speculator(*pair, **options) as spec, Progress("answering", "prompts") as progress:
-        with spec.run_many(
-            jobs, n_parallel=args.n_parallel, **{name: getattr(args, name) for name in _OF_REPLY}
-        ) as many:
+        with spec.run_many(jobs, **for_all) as many:
             out.begin()
-            lost: list[bytes] = []
-            for found in many:
-                line = waiting.pop(found.index)
-                text = _said(n_before + found.index, line, found)
-                if _is_lost(line, found):
-                    lost.append(text)
-                    if len(lost) > args.n_parallel:
-                        kept = f"{out.n_lines} lines are good, and the same command goes on after them"
-                        raise DFlashError(f"{found.error}; {kept}")
-                    continue
-                while lost:
-                    out.write(lost.pop(0), failed=True)
-                out.write(text, failed=line.error is not None or found.error is not None)
+            for _ in _written(many, waiting, out, args.n_parallel):
                 if n_all is not None:
                     progress(out.n_lines, n_all)
-            for text in lost:
-                out.write(text, failed=True)
-        out.finish()
+    out.finish()
     speed = f"{many.predicted_n} tokens in {many.t_ms / 1000:.2f} s: {many.predicted_per_second:.1f} tok/s"
     common.say(f"{out.n_lines - n_before} prompts, {speed}" + (f"; {n_before} lines were there" if n_before else ""))
     if out.n_failed:
         common.say(f"{out.n_failed} of {out.n_lines} lines have an error instead of a text")
     return 1 if out.n_failed else 0
+
+
+def _written(
+    many: Iterable[ManyResult], waiting: dict[int, Line], out: Output | Stdout, n_parallel: int
+) -> Iterator[ManyResult]:
+    """Write each result. After n_parallel that were lost in a row nothing is written: the device may be gone."""
+    lost: list[bytes] = []
+    n_before = out.n_lines
+    for found in many:
+        line = waiting.pop(found.index)
+        text = _said(n_before + found.index, line, found)
+        if _is_lost(line, found):
+            lost.append(text)
+            if len(lost) > n_parallel:
+                kept = f"{out.n_lines} lines are good, and the same command goes on after them"
+                raise DFlashError(f"{found.error}; {kept}")
+            continue
+        while lost:
+            out.write(lost.pop(0), failed=True)
+        out.write(text, failed=line.error is not None or found.error is not None)
+        yield found
+    for text in lost:
+        out.write(text, failed=True)
 
 
 class Stdout:

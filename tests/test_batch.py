@@ -1,36 +1,36 @@
-"""The batch command: what it writes, and that no way of ending it loses or repeats a line."""
+"""The batch command: what it writes, and how it goes on with what is there."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import resource
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import child
+import numpy as np
 import pytest
-from shell import COMMAND, cli, fails
-from tiny import Draft, Files, Target
+from batching import (
+    PROMPTS,
+    Pair,
+    command,
+    cut,
+    exact_pair,
+    here,
+    lines_of,
+    state,
+    written,
+)
+from shell import cli
+from tiny import Files
 
 import pyllama_dflash as pd
 from pyllama_dflash import _cli_batch
-from pyllama_dflash.__main__ import main
-
-Pair = tuple[Path, Path]
-SMALL = ("-c", "256", "-t", "1", "--ignore-eos")
-PROMPTS = [{"prompt": "the owl"}, {"messages": "a cat", "id": 7, "max_tokens": 5}, {"prompt": [3, 1, 4], "n_max": 2}]
+from pyllama_dflash._batch import fingerprint
 
 
 @pytest.fixture(scope="module")
 def pair(files: Files) -> Pair:
-    """Of a type whose products are the same however many rows come together."""
-    return files.path(Target(weights="Q8_0")), files.path(Draft(weights="Q8_0"))
+    return exact_pair(files)
 
 
 @pytest.fixture
@@ -38,25 +38,10 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out.jsonl"
 
 
-def written(folder: Path, lines: list[Any], name: str = "in.jsonl") -> Path:
-    path = folder / name
-    path.write_text("".join(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines))
-    return path
-
-
-def command(pair: Pair, source: Path | str, out: Path | str, *args: Any) -> tuple[Any, ...]:
-    return ("batch", source, "-o", out, "-m", pair[0], "-md", pair[1], *SMALL, "-n", "12", *args)
-
-
 @pytest.fixture(autouse=True)
 def without_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The handlers that a command adds would stay in this process."""
     monkeypatch.setattr("pyllama_dflash._cli_common.show_logs", lambda verbosity: None)
-
-
-def here(*args: Any) -> int:
-    """The exit code of a command that runs in this process, for its models are soon open."""
-    return main([str(word) for word in args])
 
 
 class Refused:
@@ -77,24 +62,6 @@ class Refused:
 @pytest.fixture
 def refused(capfd: pytest.CaptureFixture[str]) -> Refused:
     return Refused(capfd)
-
-
-def state(out: Path) -> Path:
-    return out.with_name(f"{out.name}.state")
-
-
-def lines_of(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.read_text("ascii").splitlines()]
-
-
-def cut(pair: Pair, source: Path, out: Path, n_bytes: int) -> bytes:
-    """Leave what a killed command would have, with n_bytes of its output; return what it would have written."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyllama_dflash._batch.Output.finish", lambda self: None)
-        assert here(*command(pair, source, out)) in (0, 1)
-    whole = out.read_bytes()
-    os.truncate(out, n_bytes)
-    return whole
 
 
 # what it writes -------------------------------------------------------------------------------------------------------
@@ -328,6 +295,22 @@ def test_what_it_was_begun_with(pair: Pair, tmp_path: Path, out: Path, refused: 
     assert (done.returncode, out.read_bytes()) == (0, whole)
 
 
+def test_models_are_told_apart_by_more_than_their_headers(tmp_path: Path) -> None:
+    path, weights = tmp_path / "model.gguf", np.random.default_rng(0).integers(0, 256, 12 << 20, np.uint8)
+    weights.tofile(path)
+    same = fingerprint(path)
+    assert fingerprint(path) == same
+    for place in (slice(0, 1), slice(2 << 20, 3 << 20), slice(-1, None), slice(-(1 << 20), None)):
+        other = weights.copy()
+        other[place] ^= 1
+        other.tofile(path)
+        assert fingerprint(path) != same, place
+    weights[:-1].tofile(path)
+    assert fingerprint(path) != same
+    path.write_bytes(b"")
+    assert fingerprint(path).startswith("0 bytes")
+
+
 def test_a_line_of_somebody_else(pair: Pair, tmp_path: Path, out: Path, refused: Refused) -> None:
     source = written(tmp_path, PROMPTS)
     whole = cut(pair, source, out, 0)
@@ -349,168 +332,6 @@ def test_restart(pair: Pair, tmp_path: Path, out: Path, refused: Refused) -> Non
     assert here(*command(pair, other, out, "--restart")) == 0
     assert [line["index"] for line in lines_of(out)] == [0]
     assert not state(out).exists()
-
-
-# ways of ending it ----------------------------------------------------------------------------------------------------
-
-
-def started(*args: Any, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([*COMMAND, *map(str, args)], stderr=subprocess.PIPE, encoding="utf-8", **options)
-
-
-def long(folder: Path, n: int = 160) -> Path:
-    words = ("the owl", "a cat and", "in the sun", "an end", "")
-    lines = [{"prompt": f"{words[i % 4]} {i}", "id": f"é{i}", "max_tokens": 20 + i * 7 % 30} for i in range(n)]
-    return written(folder, [*lines[: n // 2], "not JSON\n", *lines[n // 2 :]], "long.jsonl")
-
-
-def wait_for_lines(process: subprocess.Popen[str], out: Path, n_bytes: int) -> None:
-    while process.poll() is None and not (out.exists() and out.stat().st_size > n_bytes):
-        time.sleep(0.0005)
-
-
-@pytest.mark.slow
-def test_killed_at_twenty_moments(pair: Pair, tmp_path: Path, out: Path) -> None:
-    """Half of them any moment since the start, half after some more bytes of output."""
-    source = long(tmp_path)
-    start = time.monotonic()
-    assert cli(*command(pair, source, out)).returncode == 1  # of the line that is no JSON
-    took, whole = time.monotonic() - start, out.read_bytes()
-    out.unlink()
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    n_killed, n_under_way = 0, 0
-    while n_killed < 20:
-        with started(*command(pair, source, out)) as process:
-            if n_killed % 2:
-                n_bytes = out.stat().st_size if out.exists() else 0
-                wait_for_lines(process, out, n_bytes + rng.randrange(1500))
-            else:
-                time.sleep(rng.uniform(0, took))
-            process.kill()
-            process.wait()
-        n_there = out.stat().st_size if out.exists() else 0
-        if process.returncode == -signal.SIGKILL:
-            n_killed += 1
-            n_under_way += state(out).exists() and 0 < n_there < len(whole)
-        if n_there:
-            assert whole.startswith(out.read_bytes())
-        if out.exists() and not state(out).exists():  # it was faster
-            assert out.read_bytes() == whole
-            out.unlink()
-    assert n_under_way >= 5
-    done = cli(*command(pair, source, out))
-    assert (done.returncode, out.read_bytes()) == (1, whole), done.stderr
-    assert not state(out).exists()
-
-
-def test_two_at_a_time(pair: Pair, tmp_path: Path, out: Path) -> None:
-    source = long(tmp_path, 8)
-    link = tmp_path / "link.jsonl"
-    link.symlink_to(out)
-    with started(*command(pair, source, out)) as first:
-        wait_for_lines(first, out, 0)
-        first.send_signal(signal.SIGSTOP)
-        try:
-            for name in (out, link):
-                assert f"another process is writing {out}" in fails(1, *command(pair, source, name))
-                assert "another process" in fails(1, *command(pair, source, name, "--restart"))
-        finally:
-            first.send_signal(signal.SIGCONT)
-        assert first.wait(timeout=60) == 1
-    assert len(lines_of(out)) == 9
-    assert not state(out).exists()
-
-
-PRESSED = """
-    import signal, sys
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of some shells ignores it
-    from pyllama_dflash.__main__ import main
-    sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_ctrl_c(pair: Pair, tmp_path: Path, out: Path) -> None:
-    source = long(tmp_path)
-    whole = cut(pair, source, out, 0)
-    state(out).unlink()
-    arguments = child.arguments(PRESSED, *command(pair, source, out))
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, encoding="utf-8") as process:
-        wait_for_lines(process, out, 0)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.startswith("interrupted after ")
-    assert err.endswith(" lines; the same command goes on from there\n")
-    assert 0 < out.stat().st_size < len(whole)
-    assert here(*command(pair, source, out)) == 1
-    assert out.read_bytes() == whole
-
-
-def test_ctrl_c_while_it_reads_stdin(pair: Pair, out: Path) -> None:
-    arguments = child.arguments(PRESSED, *command(pair, "-", out, "-np", "1"))
-    with subprocess.Popen(
-        arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", bufsize=1
-    ) as process:
-        assert process.stdin is not None
-        process.stdin.write('{"prompt": "the"}\n')
-        wait_for_lines(process, out, 0)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.count("\n")) == (130, 1)
-    assert "from stdin cannot be gone on with: --restart writes" in err
-    assert "from stdin" in fails(2, *command(pair, "-", out), text="")
-
-
-def test_a_full_disk(pair: Pair, tmp_path: Path, out: Path) -> None:
-    source = long(tmp_path, 12)
-    whole = cut(pair, source, out, 0)
-    for n_bytes in (10, 700, len(whole) - 1):
-        for path in (out, state(out)):
-            path.unlink(missing_ok=True)
-        # The limit is of any file's size: that of the state must be below it, unless its own write is to fail.
-        done = cli(
-            *command(pair, source, out),
-            preexec_fn=lambda n=n_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)),
-        )
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-        assert "File too large" in done.stderr
-        assert whole.startswith(out.read_bytes())
-        if n_bytes > 10:
-            assert out.stat().st_size == n_bytes
-            n_lines = whole[:n_bytes].count(b"\n")
-            assert f"its first {n_lines} lines are good; make room and run the same command again" in done.stderr
-        assert here(*command(pair, source, out)) == 1
-        assert out.read_bytes() == whole
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_behind_stdout(pair: Pair, tmp_path: Path) -> None:
-    source = written(tmp_path, PROMPTS)
-    with Path("/dev/full").open("wb") as full:
-        words = [str(word) for word in command(pair, source, "-")]
-        done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "No space left on device" in done.stderr
-    assert "/dev/full is there and is no file" in fails(1, *command(pair, source, "/dev/full"))
-
-
-def test_a_reader_that_leaves(pair: Pair, tmp_path: Path) -> None:
-    arguments = [*COMMAND, *(str(word) for word in command(pair, long(tmp_path), "-"))]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == ""
-        assert process.wait(timeout=60) == 141
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="may write everywhere")
-def test_a_folder_that_may_not_be_written(pair: Pair, tmp_path: Path) -> None:
-    source, folder = written(tmp_path, PROMPTS), tmp_path / "locked"
-    folder.mkdir(mode=0o500)
-    assert "out.jsonl" in fails(1, *command(pair, source, folder / "out.jsonl"))
 
 
 def test_help_says_what_a_line_is() -> None:
