@@ -121,7 +121,7 @@ class Slots:
         def step() -> None:
             left = n_ubatch = self._engine.info["n_ubatch"]
             for seq, task in sorted(self._tasks.items()):
-                while task.n_waiting and (left == n_ubatch or task.n_waiting <= left):
+                if task.n_waiting and (left == n_ubatch or task.n_waiting <= left):
                     left -= min(task.n_waiting, n_ubatch)
                     start = perf_counter()
                     n_waiting = self._call(partial(_ffi_engine.prefill, self._engine, seq))

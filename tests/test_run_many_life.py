@@ -18,7 +18,7 @@ from test_threads import together
 from tiny import Files
 
 import pyllama_dflash as pd
-from pyllama_dflash import _ffi_engine, _open
+from pyllama_dflash import _ffi_engine, _many, _open
 
 
 @pytest.fixture
@@ -267,7 +267,9 @@ def test_a_context_that_cannot_fit_is_refused_before_it_is_tried(models: Models)
 # the context that is kept ---------------------------------------------------------------------------------------------
 
 
-def test_the_context_is_as_large_as_it_must_be_and_kept(spec: pd.Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_is_as_large_as_it_must_be_and_kept(
+    models: Models, spec: pd.Speculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, native = list[tuple[int, int]](), _open.Opened.open_beside
 
     def noted(self: Any, params: Any, n_seq: int, n_ctx: int) -> Any:
@@ -287,6 +289,12 @@ def test_the_context_is_as_large_as_it_must_be_and_kept(spec: pd.Speculator, mon
     assert opened[3:] == [(5, 512)]
     list(spec.run_many([None, "", 5.5], n_parallel=5, max_tokens=4))  # type: ignore[list-item]
     assert len(opened) == 4
+    with models.fresh(TARGET, n_ctx=300) as small:
+        list(small.run_many(["a tree " * 60], max_tokens=1000))
+    assert opened[4:] == [(1, 300)]
+    monkeypatch.setattr(_many, "_FEW", 3)  # more are not looked at first
+    list(spec.run_many(PROMPTS, n_parallel=9, max_tokens=4))
+    assert opened[5:] == [(9, 512)]
 
 
 def test_what_the_own_context_holds_stays(spec: pd.Speculator) -> None:
