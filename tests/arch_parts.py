@@ -16,10 +16,10 @@ SHAPES = {
         "E,C": "position_embd",
         "E": "output_norm output_norm.b token_embd_norm token_embd_norm.b attn_norm attn_norm.b attn_norm_2 "
         "attn_norm_2.b ffn_norm ffn_norm.b ffn_norm! ffn_norm_exps post_attention_norm post_ffw_norm "
-        "post_attention_norm! post_ffw_norm! attn_output_norm layer_output_norm attn_sub_norm attn_output.b ffn_down.b ffn_gate_inp_shexp "
-        "time_mix_ln time_mix_ln.b time_mix_decay time_mix_w0 time_mix_a0 time_mix_v0 time_mix_k_k time_mix_k_a "
-        "time_mix_r_k attn_res_score ffn_res_score output_res_score post_norm altup_router_norm altup_correct_scale "
-        "laurel_post_norm hrm.z_l_init! enc.output_norm",
+        "post_attention_norm! post_ffw_norm! attn_output_norm layer_output_norm attn_sub_norm attn_output.b "
+        "ffn_down.b ffn_gate_inp_shexp time_mix_ln time_mix_ln.b time_mix_decay time_mix_w0 time_mix_a0 "
+        "time_mix_v0 time_mix_k_k time_mix_k_a time_mix_r_k attn_res_score ffn_res_score output_res_score "
+        "post_norm altup_router_norm altup_correct_scale laurel_post_norm hrm.z_l_init! enc.output_norm",
         "E,Q": "attn_q attn_gate ssm_g",
         "E,K": "attn_k attn_v",
         "Q,E": "attn_output",

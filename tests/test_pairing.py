@@ -110,12 +110,14 @@ def test_a_draft_does_not_run_alone(files: Files, like: Draft) -> None:
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "gemma"])
-def test_a_target_that_does_not_show_its_layers_runs_alone_only(
+def test_a_target_that_does_not_show_a_layer_runs_alone_only(
     files: Files, write: Any, caplog: pytest.LogCaptureFixture, arch: str
 ) -> None:
     file_change = changed(tensors={"output.weight": None} if arch == "gemma" else {})
     target = write(Target(arch=arch), file_change)
-    with pytest.raises(pd.IncompatibleModelsError, match=f"models of kind '{arch}' do not show a draft the inputs"):
+    with pytest.raises(
+        pd.IncompatibleModelsError, match=f"models of kind '{arch}' do not show a draft the input of layer 0"
+    ):
         pd.Speculator(target, files.path(Draft()), **TINY)
     with pd.Speculator(target, **TINY) as spec:
         assert checked_run(spec, "the", max_tokens=5, ignore_eos=True).stats.predicted_n == 5
