@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from ._ffi import ModelHandle, _ffi, _fields, _lib, _rows, check
 from ._handle import Handle
+from ._returned import Bytes, Floats, Ints
 from ._returned import Drafted as Drafted  # as: other modules take these from here
 from ._returned import DraftRequest as DraftRequest
 from ._returned import EngineState as EngineState
-from ._returned import Bytes, Floats, Ints
 from ._returned import Verified as Verified
 
 
@@ -175,7 +175,8 @@ def logits(engine: EngineHandle, n_rows: int) -> Floats:
 def tokens(engine: EngineHandle, seq: int = 0) -> Ints:
     """Return the tokens in the cache of a sequence [n_past]."""
     out = np.empty(check(_lib.pld_engine_tokens(engine.pointer, seq, _ffi.NULL, 0)), np.int32)
-    check(_lib.pld_engine_tokens(engine.pointer, seq, _ffi.from_buffer("int32_t[]", out, require_writable=True), len(out)))
+    ids = _ffi.from_buffer("int32_t[]", out, require_writable=True)
+    check(_lib.pld_engine_tokens(engine.pointer, seq, ids, len(out)))
     return out
 
 

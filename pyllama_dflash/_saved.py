@@ -124,7 +124,7 @@ def fingerprint(model: Model) -> str:
     """Return a checksum of a model's size, its header and samples of its weights; its name does not count."""
     tensors = model._call(_ffi.model_tensors)
     digest = hashlib.blake2b(digest_size=16)
-    with open(model.path, "rb") as file:
+    with Path(model.path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = min((int(tensor["offset"]) for tensor in tensors), default=size)
         digest.update(struct.pack("<Q", size))
@@ -161,7 +161,7 @@ def write(out: Path, facts: Mapping[str, Any], data: Bytes) -> None:
     text = json.dumps(facts).encode()
     digest = hashlib.blake2b(digest_size=_N_CHECKSUM)
     with _replace.replacing(out, overwrite=True) as path, _replace.writing(path, out) as file:
-        for part in (MAGIC, _NUMBERS.pack(VERSION, len(text)), text, memoryview(data)):
+        for part in (MAGIC, _NUMBERS.pack(VERSION, len(text)), text, data.data):
             digest.update(part)
             file.write(part)
         file.write(digest.digest())

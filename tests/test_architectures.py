@@ -68,6 +68,10 @@ def test_text_does_not_depend_on_what_was_drafted(models: Models, arch: Arch) ->
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS.values() if arch.shown != "none"], ids=repr)
 def test_a_draft_that_reads_its_layers_changes_nothing(models: Models, arch: Arch) -> None:
+    if arch.name == "bitnet":  # it multiplies by its embeddings
+        with pytest.raises(pd.IncompatibleModelsError, match="have no output head that a draft could share"):
+            models.fresh(arch, DRAFT)
+        return
     text = models.plain(arch, PROMPT, max_tokens=N_TOKENS, ignore_eos=True).tokens
     result = checked_run(models.get(arch, DRAFT), PROMPT, max_tokens=N_TOKENS, ignore_eos=True)
     models.assert_same(arch, PROMPT, result.tokens, text)
