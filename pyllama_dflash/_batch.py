@@ -31,7 +31,7 @@ class Output:
     """The file of replies and its state, which is locked while this is open: nobody else writes the file meanwhile.
 
     After opening, n_lines says how many lines are there already, and n_failed how many of them have an error. Closed
-    before begin() or a write() nothing has changed; closed before finish() the next Output goes on where this ended.
+    before the first write() nothing has changed; closed before finish() the next Output goes on where this ended.
 
     Lines are handed to the operating system one by one, so that a killed process loses none; they are on the disk
     every two seconds and at the end, so that a machine that loses power loses no more than that.
@@ -68,7 +68,7 @@ class Output:
             self._resumes = known is not None
             self._left = stack.pop_all()
 
-    def begin(self) -> FileIO:
+    def _begin(self) -> FileIO:
         """Make the place ready for the next line, once: what a killed writer left unfinished goes."""
         if self._file is not None:
             return self._file
@@ -91,7 +91,7 @@ class Output:
         Raises:
             OSError: the disk is full, or the like; what was written before stays good.
         """
-        file = self.begin()
+        file = self._begin()
         try:
             Part(file, self.out).write(line + b"\n")
             if monotonic() - self._synced >= _SYNC_S:
@@ -105,7 +105,7 @@ class Output:
 
     def finish(self) -> None:
         """All lines are there: let them reach the disk, and remove the state."""
-        file = self.begin()
+        file = self._begin()
         with naming(self.out):
             os.fsync(file.fileno())
         self.state.unlink(missing_ok=True)

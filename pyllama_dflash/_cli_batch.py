@@ -48,9 +48,7 @@ _OF_PLACE = {
 }
 _OF_REPLY = ("max_tokens", "stop", "ignore_eos")
 _OF_LINE = {"prompt", "messages", "chat_template_kwargs", *(field.name for field in fields(GenerateParams))}
-_AT_ONCE = (
-    1 << 22
-)  # bytes of an input whose prompts are all tokenized first, to open no larger a context than they need
+_AT_ONCE = 1 << 22  # bytes of an input that run_many() gets as a list: of a few prompts it asks what context they need
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,6 @@ def _answer(
     for_all = {name: getattr(args, name) for name in ("n_parallel", *_OF_REPLY)}
     with Speculator(*pair, **options) as spec, Progress("answering", "prompts") as progress:
         with spec.run_many(jobs, **for_all) as many:
-            out.begin()
             for _ in _written(many, waiting, out, args.n_parallel):
                 if n_all is not None:
                     progress(out.n_lines, n_all)
@@ -181,9 +178,6 @@ class Stdout:
         sys.stdout.flush()
         # Beside Python's buffer, in which a line that could not be written would fail once more at exit.
         self._part = Part(FileIO(sys.stdout.fileno(), "w", closefd=False), Path("stdout"))
-
-    def begin(self) -> None:
-        """There is nothing to prepare."""
 
     def write(self, line: bytes, failed: bool = False) -> None:
         """Write a line, without its line feed."""

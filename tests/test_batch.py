@@ -193,6 +193,20 @@ def test_what_is_there_stays(pair: Pair, tmp_path: Path, out: Path, refused: Ref
     assert len(lines_of(out)) == len(PROMPTS)
 
 
+def test_what_fails_before_the_first_line_has_begun_nothing(
+    pair: Pair, tmp_path: Path, out: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a smaller context, say, is no change of what is there."""
+    source = written(tmp_path, PROMPTS)
+
+    def full(*args: Any) -> None:
+        raise MemoryError("does not fit; lower n_parallel or n_ctx")
+
+    monkeypatch.setattr("pyllama_dflash._session.Session.engine_for", full)
+    assert "lower --parallel or --ctx-size" in refused(1, *command(pair, source, out))
+    assert list(tmp_path.iterdir()) == [source]
+
+
 def test_rounds_that_fail_one_after_the_other_end_it(
     pair: Pair, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
