@@ -305,6 +305,17 @@ def test_what_the_own_context_holds_stays(spec: pd.Speculator) -> None:
     assert spec.run("the owl and the cat sat ", max_tokens=4, ignore_eos=True).stats.prompt_n == 1
 
 
+def test_close_frees_it(models: Models) -> None:
+    spec = models.fresh(TARGET, DRAFTS[1])
+    list(spec.run_many(PROMPTS, max_tokens=4))
+    engine = spec._session._many
+    assert engine is not None
+    assert engine.pointer
+    spec.close()
+    with pytest.raises(pd.ClosedError):
+        engine.pointer  # noqa: B018 - reading it is the test
+
+
 def test_it_counts_as_memory(models: Models) -> None:
     with models.fresh(TARGET, DRAFTS[1]) as spec:
         alone = spec.memory.total
