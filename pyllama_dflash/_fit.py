@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 GIB = float(1 << 30)
 # Files so small, compared with what is free, are opened without a dry run, which reads their vocabulary once more.
 _SMALL = 4
+_SHORTEST = 64  # context that is worth naming
 _WIDE = [_ffi.kv_type(name) for name in ("f32", "f16", "bf16")]  # types of a cache that could be halved
 _WORDS = {
     "target_weights": "the target's weights",
@@ -141,10 +142,13 @@ def lack(plan: Plan, target: File | None, draft: File | None, options: dict[str,
     at = shortage(plan)
     if at is None:
         return None
-    half = None
+    near, half = plan, None
     if options is not None and plan.n_ctx >= 2:
         half = make_plan(target, draft, {**options, "n_ctx": plan.n_ctx // 2})
-    return message(plan, at, half, wide=options is not None and options["type_k"] in _WIDE)
+        named = fitting(plan, half, at)
+        if _SHORTEST <= named < plan.n_ctx // 4:  # far from where it was measured: what does not grow counts for more
+            near, half = (make_plan(target, draft, {**options, "n_ctx": n}) for n in (2 * named, named))
+    return message(plan, at, half, wide=options is not None and options["type_k"] in _WIDE, near=near)
 
 
 def need(row: DeviceMemory) -> int:
@@ -161,14 +165,22 @@ def shortage(plan: Plan) -> int | None:
     return max(missing, key=missing.__getitem__) if missing else None
 
 
-def message(plan: Plan, at: int, half: Plan | None, wide: bool) -> str:
+def fitting(plan: Plan, half: Plan, at: int) -> int:
+    """Return the n_ctx that a device has room for, by what two of them take; 0 if none."""
+    row, free = plan.devices[at], plan.free[at].available
+    slope = (need(row) - need(half.devices[at])) / (plan.n_ctx - half.n_ctx)
+    return max(0, int(plan.n_ctx - (need(row) - free) / slope)) if slope > 0 else 0
+
+
+def message(plan: Plan, at: int, half: Plan | None, wide: bool, near: Plan | None = None) -> str:
     """Say what does not fit on a device, how much there is, and what would help.
 
     Args:
         plan: what opening would take.
         at: index of the device.
-        half: the same at half the n_ctx; None for weights alone.
+        half: the same at half the n_ctx, or at half that of `near`; None for weights alone.
         wide: whether the K/V cache could be of a smaller type.
+        near: the same at an n_ctx that is nearer to what fits.
     """
     row, free = plan.devices[at], plan.free[at]
     parts = {kind: getattr(row, kind) for kind in KINDS}
@@ -179,22 +191,21 @@ def message(plan: Plan, at: int, half: Plan | None, wide: bool) -> str:
     listed = ", ".join(f"{_WORDS[kind]} {gib(n)}" for kind, n in parts.items() if n >= need(row) / 100)
     what = f"n_ctx={plan.n_ctx}" if half else "the model"
     text = f"{what} needs {gib(need(row))} on {row.device} ({listed}) and {gib(free.available)} are free"
-    return f"{text}; {_fix(plan, at, half, wide)}"
+    return f"{text}; {_fix(near or plan, at, half, wide)}"
 
 
 def _fix(plan: Plan, at: int, half: Plan | None, wide: bool) -> str:
-    row, free = plan.devices[at], plan.free[at].available
+    row = plan.devices[at]
     smaller = "use a smaller quantisation"
     if row.device != "CPU":
         smaller = f"lower n_gpu_layers or {smaller}"
     if half is None:
         return smaller
-    slope = (need(row) - need(half.devices[at])) / (plan.n_ctx - half.n_ctx)
-    n_ctx = plan.n_ctx - (need(row) - free) / slope if slope > 0 else 0
-    if n_ctx < 64:
+    n_ctx = fitting(plan, half, at)
+    if n_ctx < _SHORTEST:
         return f"lower n_ubatch, or {smaller}"
     step = 10 ** max(0, len(str(int(n_ctx))) - 2)
-    fix = f"lower n_ctx to about {int(n_ctx // step) * step}"
+    fix = f"lower n_ctx to about {n_ctx // step * step}"
     if row.target_compute > row.target_kv:
         return f"{fix}, or lower n_ubatch"
     return f"{fix}, or use type_k='q8_0' and type_v='q8_0'" if wide else fix
