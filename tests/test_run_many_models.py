@@ -65,12 +65,20 @@ def test_every_way_to_run_them(models: Models, options: dict[str, Any], n_max: i
     assert (sum(result.stats.draft_n_accepted for result in beside) > 0) == (n_max > 0)
 
 
+# llama.cpp's graph of the one cannot take buffers side by side, the other attends to blocks of one buffer.
+REFUSED = {("kimi-linear", False), ("minimax-m3", True)}
+
+
 @pytest.mark.parametrize("unified", [False, True], ids=["split", "unified"])
 @pytest.mark.parametrize("name", [*RECURRENT, *OTHERS])
 def test_every_kind_of_memory(models: Models, name: str, unified: bool) -> None:
     """States that cannot be cut back, caches with a window, compressed ones, experts."""
     arch = ARCHS[name]
     spec = models.get(arch, kv_unified=unified)
+    if (name, unified) in REFUSED:  # one at a time they run
+        with pytest.raises((pd.ModelLoadError, ValueError)):
+            results_of(spec, 3)
+        return
     for prompt, result in zip(PROMPTS, results_of(spec, 3)):
         own = spec.run(prompt, **OPTIONS).tokens
         at = first_difference(result.tokens, own)
