@@ -8,7 +8,6 @@ written last: what follows the last line feed was cut off and is made again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -23,7 +22,6 @@ from ._replace import Part, naming
 
 _MARK = b'{"pyllama-dflash batch": 1, '  # what every state begins with; 1: its version
 _SYNC_S = 2.0
-_PIECE, _N_PIECES = 1 << 16, 64
 AGAIN = "--restart to begin anew"
 
 
@@ -139,22 +137,6 @@ class Output:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._left.close()
-
-
-def fingerprint(path: Path) -> str:
-    """Return what tells a model from another without reading all of it: its size, its header and pieces of its weights.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(16 * _PIECE))  # most of a header; what is different in its rest moves the pieces
-        for i in range(_N_PIECES):
-            file.seek(max(0, size - _PIECE) * i // (_N_PIECES - 1))
-            digest.update(file.read(_PIECE))
-    return f"{size} bytes, {digest.hexdigest()[:32]}"
 
 
 def _locked(state: Path, out: Path) -> FileIO:

@@ -17,9 +17,10 @@ from typing import Any
 
 from . import _cli_common as common
 from . import _cli_models
-from ._batch import Output, fingerprint
+from ._batch import Output
 from ._cli_options import HELP, SWITCHES, VALUES, add_options, described, given
 from ._cli_progress import Progress
+from ._fingerprint import fingerprint
 from ._replace import Part, check_place
 from .errors import ContextFullError, DFlashError
 from .params import GenerateParams

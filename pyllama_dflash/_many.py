@@ -6,7 +6,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Si
 from dataclasses import fields, replace
 from itertools import count
 from operator import index as as_index
-from types import TracebackType
 from typing import Any, Union
 
 from . import _chat, _log
@@ -18,7 +17,7 @@ from ._turn import Hold
 from .errors import ClosedError
 from .params import GenerateParams, check_bool, check_int
 from .result import ManyResult
-from .stream import alone
+from .stream import Steps
 
 Job = Union[Prompt, _chat.Messages, Mapping[str, Any]]
 MAX_PARALLEL = 64
@@ -29,7 +28,7 @@ _OF_PROMPT = ("prompt", "messages", "chat_template_kwargs")
 _OF_CALL = tuple(option.name for option in fields(GenerateParams))
 
 
-class Many(Iterator[ManyResult]):
+class Many(Steps[ManyResult]):
     """Results of run_many(), one a prompt. Nothing is evaluated before the first is asked for.
 
     It may be left at any point, as a Stream.
@@ -49,26 +48,14 @@ class Many(Iterator[ManyResult]):
         self._session, self._options = session, options
         self._slots: Slots | None = None
         self.n_done = self.n_failed = self.predicted_n = 0
-        self._results = _in_order(self._generate(prompts)) if ordered else self._generate(prompts)
+        super().__init__(_in_order(self._generate(prompts)) if ordered else self._generate(prompts))
 
     def __next__(self) -> ManyResult:
-        result = alone(self._results.__next__)
+        result = super().__next__()
         self.n_done += 1
         self.n_failed += result.error is not None
         self.predicted_n += result.result.stats.predicted_n if result.result else 0
         return result
-
-    def close(self) -> None:
-        """Stop here. Safe to repeat."""
-        alone(self._results.close)
-
-    def __enter__(self) -> Many:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def t_ms(self) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import _ffi, _ffi_engine, _replace, build
+from ._fingerprint import fingerprint
 from ._returned import Bytes
 from ._session import Session
 from ._turn import Hold
@@ -25,7 +26,6 @@ MAGIC = b"pyllama_dflash text\n"
 VERSION = 1
 _NUMBERS = struct.Struct("<II")
 _N_CHECKSUM = 32
-_N_SAMPLES, _N_SAMPLED = 64, 4096  # of a model's weights: all of them would take minutes
 _FIXES = {
     "llama.cpp": "its states are laid out otherwise; evaluate the text again",
     "target": "open the target that it was saved with",
@@ -109,8 +109,8 @@ def facts_of(session: Session) -> dict[str, Any]:
     params, info = session.params, session.engine.info
     facts: dict[str, Any] = {
         "llama.cpp": build.build_info()["upstream_commit"],
-        "target": fingerprint(session.target),
-        "draft": None if session.draft is None else fingerprint(session.draft),
+        "target": _identity(session.target),
+        "draft": None if session.draft is None else _identity(session.draft),
         "type_k": params.type_k,
         "type_v": params.type_v,
     }
@@ -120,19 +120,10 @@ def facts_of(session: Session) -> dict[str, Any]:
     return facts
 
 
-def fingerprint(model: Model) -> str:
-    """Return a checksum of a model's size, its header and samples of its weights; its name does not count."""
-    tensors = model._call(_ffi.model_tensors)
-    digest = hashlib.blake2b(digest_size=16)
-    with Path(model.path).open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        start = min((int(tensor["offset"]) for tensor in tensors), default=size)
-        digest.update(struct.pack("<Q", size))
-        digest.update(file.read(start))
-        for i in range(_N_SAMPLES):
-            file.seek(start + (size - start) * i // _N_SAMPLES)
-            digest.update(file.read(_N_SAMPLED))
-    return digest.hexdigest()
+def _identity(model: Model) -> str:
+    offsets = (int(tensor["offset"]) for tensor in model._call(_ffi.model_tensors))
+    path = Path(model.path)
+    return fingerprint(path, n_header=min(offsets, default=path.stat().st_size))
 
 
 def check_facts(file: Path, found: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from types import TracebackType
-from typing import Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
 from ._tally import Tally
 from .errors import BusyError
 from .result import Chunk, Stats
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Steps[Any]")
 
 
-class Stream(Iterator[Chunk]):
-    """Chunks of a reply, one a round. Nothing is evaluated before the first is asked for.
+class Steps(Iterator[T]):
+    """What a generator yields, that may be left at any point: close(), `with` or garbage collection ends it."""
 
-    It may be left at any point: the Speculator stays usable, and close(), `with` or garbage collection gives it free
-    for other threads.
-    """
+    def __init__(self, steps: Generator[T, None, None]) -> None:
+        self._steps = steps
 
-    def __init__(self, chunks: Generator[Chunk, None, None], tally: Tally) -> None:
-        self._chunks = chunks
-        self._tally = tally
-
-    def __next__(self) -> Chunk:
-        return alone(self._chunks.__next__)
-
-    @property
-    def stats(self) -> Stats:
-        """Figures so far."""
-        return self._tally.stats()
+    def __next__(self) -> T:
+        return _alone(self._steps.__next__)
 
     def close(self) -> None:
         """Stop here. Safe to repeat."""
-        alone(self._chunks.close)
+        _alone(self._steps.close)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self: S) -> S:
         return self
 
     def __exit__(
@@ -45,7 +36,24 @@ class Stream(Iterator[Chunk]):
         self.close()
 
 
-def alone(step: Callable[[], T]) -> T:
+class Stream(Steps[Chunk]):
+    """Chunks of a reply, one a round. Nothing is evaluated before the first is asked for.
+
+    It may be left at any point: the Speculator stays usable, and close(), `with` or garbage collection gives it free
+    for other threads.
+    """
+
+    def __init__(self, chunks: Generator[Chunk, None, None], tally: Tally) -> None:
+        super().__init__(chunks)
+        self._tally = tally
+
+    @property
+    def stats(self) -> Stats:
+        """Figures so far."""
+        return self._tally.stats()
+
+
+def _alone(step: Callable[[], T]) -> T:
     """Run a step of a generator; BusyError if another thread is inside it."""
     try:
         return step()

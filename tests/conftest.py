@@ -64,3 +64,9 @@ def alone(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     yield folder
     assert not list(folder.glob(".*"))
+
+
+@pytest.fixture
+def without_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handlers that a command adds would stay in this process."""
+    monkeypatch.setattr("pyllama_dflash._cli_common.show_logs", lambda verbosity: None)

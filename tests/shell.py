@@ -21,6 +21,17 @@ def cli(*args: Any, text: str | None = None, **options: Any) -> subprocess.Compl
     )
 
 
+def unread(*args: Any) -> tuple[int, str]:
+    """The exit code and stderr of a command whose stdout is closed before it says anything."""
+    command = [*COMMAND, *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+        return process.wait(timeout=60), said
+
+
 def fails(code: int, *args: Any, **options: Any) -> str:
     """The one line on stderr of a command that must fail."""
     done = cli(*args, **options)

@@ -25,7 +25,9 @@ from tiny import Files
 
 import pyllama_dflash as pd
 from pyllama_dflash import _cli_batch
-from pyllama_dflash._batch import fingerprint
+from pyllama_dflash._fingerprint import fingerprint
+
+pytestmark = pytest.mark.usefixtures("without_logs")
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +38,6 @@ def pair(files: Files) -> Pair:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out.jsonl"
-
-
-@pytest.fixture(autouse=True)
-def without_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handlers that a command adds would stay in this process."""
-    monkeypatch.setattr("pyllama_dflash._cli_common.show_logs", lambda verbosity: None)
 
 
 class Refused:

@@ -25,7 +25,7 @@ from batching import (
     wait_for_lines,
     written,
 )
-from shell import COMMAND, cli, fails
+from shell import COMMAND, cli, fails, unread
 from tiny import Files
 
 # A program of its own sets the limit: a fork that runs Python needs all of this process's memory twice.
@@ -37,6 +37,9 @@ WITH_ROOM_FOR = """
 """
 
 
+pytestmark = pytest.mark.usefixtures("without_logs")
+
+
 @pytest.fixture(scope="module")
 def pair(files: Files) -> Pair:
     return exact_pair(files)
@@ -45,12 +48,6 @@ def pair(files: Files) -> Pair:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out.jsonl"
-
-
-@pytest.fixture(autouse=True)
-def without_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handlers that a command adds would stay in this process."""
-    monkeypatch.setattr("pyllama_dflash._cli_common.show_logs", lambda verbosity: None)
 
 
 @pytest.mark.slow
@@ -178,13 +175,7 @@ def test_a_full_disk_behind_stdout(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves(pair: Pair, tmp_path: Path) -> None:
-    arguments = [*COMMAND, *(str(word) for word in command(pair, long(tmp_path), "-"))]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == ""
-        assert process.wait(timeout=60) == 141
+    assert unread(*command(pair, long(tmp_path), "-")) == (141, "")
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="may write everywhere")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import child
 import pytest
-from shell import COMMAND, cli, fails
+from shell import cli, fails, unread
 from tiny import N_VOCAB, Draft, Files
 
 import pyllama_dflash as pd
@@ -308,13 +308,7 @@ def test_another_folder(pair: Pair, tmp_path: Path) -> None:
 @pytest.mark.parametrize("args", [("--json",), ()], ids=["json", "text"])
 def test_reader_that_leaves(pair: Pair, args: tuple[str, ...]) -> None:
     """As with `| head -c 0`: no complaint, the exit code that a shell gives for SIGPIPE."""
-    command = [*COMMAND, "run", "-m", str(pair[0]), "-p", "the", *SMALL, *args]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == ""
-        assert process.wait(timeout=60) == 141
+    assert unread("run", "-m", pair[0], "-p", "the", *SMALL, *args) == (141, "")
 
 
 def test_installed_command() -> None:

@@ -107,7 +107,7 @@ def test_abandoned_stream(models: Models, way: str, n_chunks: int) -> None:
                     raise KeyError
             elif way == "throw":
                 with pytest.raises(KeyError):
-                    stream._chunks.throw(KeyError)
+                    stream._steps.throw(KeyError)
             del stream
             gc.collect()
         with ThreadPoolExecutor(1) as other:  # nothing holds the object, unless a stream that may go on

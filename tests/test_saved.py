@@ -110,3 +110,16 @@ def test_a_damaged_file_is_refused(models: Models, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             spec.load(tmp_path / "absent")
         assert spec.run("the owl", max_tokens=8, ignore_eos=True).tokens == wanted
+
+
+def test_a_target_whose_last_weight_differs_is_another(models: Models, tmp_path: Path) -> None:
+    file, other = tmp_path / "text", tmp_path / "other.gguf"
+    with models.fresh(Target(), Draft()) as spec:
+        spec.run(LONG, max_tokens=8, ignore_eos=True)
+        spec.save(file)
+    raw = bytearray(models.files.path(Target()).read_bytes())
+    raw[-1] ^= 1
+    other.write_bytes(raw)
+    with pd.Speculator(other, models.files.path(Draft()), n_ctx=512, n_threads=1) as spec:
+        with pytest.raises(ValueError, match="saved with another target"):
+            spec.load(file)
