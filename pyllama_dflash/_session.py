@@ -6,6 +6,7 @@ from typing import Callable, NamedTuple, TypeVar
 
 from . import _ffi, _ffi_engine, _log
 from ._open import open_pair
+from ._prefixes import prefixes_of, swap
 from ._turn import Hold, Turn
 from .errors import ContextFullError, DFlashError
 from .memory import DeviceMemory, Graph, Memory, beside
@@ -41,10 +42,12 @@ class Session:
         self.n_max: int = self.engine.info["n_max"]
         self._opened = opened
         self._many: _ffi_engine.EngineHandle | None = None
+        self.kept = prefixes_of(self)
         self.turn = Turn("Speculator", self._release)
         self.width = 0  # rows of logits that the last verify left
 
     def _release(self) -> None:
+        self.kept.clear()
         if self._many is not None:
             self._many.close()
         self._opened.close()
@@ -62,6 +65,8 @@ class Session:
     def prefill(self, hold: Hold, tokens: _ffi.Ints, on_progress: Callable[[int, int], None] | None = None) -> int:
         """Take a prompt and evaluate it, a native call for n_ubatch tokens; return how many were cached."""
         self.width = 0
+        if self.kept.limit:
+            swap(self, hold, tokens)
         n_cached = self.step(hold, lambda: _ffi_engine.begin(self.engine, tokens))
         n_todo = n_waiting = len(tokens) - 1 - n_cached
         while n_waiting:
@@ -85,8 +90,9 @@ class Session:
         return verified
 
     def reset(self, hold: Hold) -> None:
-        """Forget all cached tokens."""
+        """Forget all cached tokens, and the texts that are kept."""
         self.width = 0
+        self.kept.clear()
         self.step(hold, lambda: _ffi_engine.reset(self.engine))
 
     def state(self, hold: Hold) -> _ffi_engine.EngineState:
@@ -100,7 +106,8 @@ class Session:
             engines = [self.engine, *([self._many] if self._many else [])]
             graphs = [Graph(**graph) for engine in engines for graph in _ffi_engine.graphs(engine)]
             devices = [map(DeviceMemory.of, _ffi_engine.devices(engine)) for engine in engines]
-            return Memory(beside(*devices), tuple(graphs), **_ffi_engine.memory(self.engine))
+            kept = {"n_prefixes": len(self.kept), "prefix_bytes": self.kept.n_bytes}
+            return Memory(beside(*devices), tuple(graphs), **_ffi_engine.memory(self.engine), **kept)
 
         return self.turn.call(read)
 

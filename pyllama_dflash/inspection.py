@@ -21,7 +21,8 @@ from .tensors import TensorGroup, grouped
 
 _P = Params()
 # Those that change what is kept in memory, or where.
-OPTIONS = tuple(name for name in _P.__dataclass_fields__ if name not in ("n_threads", "n_min", "margin", "p_min"))
+_NOT_PLANNED = ("n_threads", "cache_ram", "n_min", "margin", "p_min")
+OPTIONS = tuple(name for name in _P.__dataclass_fields__ if name not in _NOT_PLANNED)
 _OF_CACHE = ("type_k_draft", "type_v_draft")
 _OF_DRAFT = (*_OF_CACHE, "n_ctx_draft", "n_gpu_layers_draft", "devices_draft", "fused_draft", "draft_vocab")
 _OF_DRAFT_ALONE = (*_OF_CACHE, "n_gpu_layers_draft", "devices_draft", "use_mmap", "use_mlock", "n_ctx")

@@ -77,6 +77,8 @@ class Memory:
             where llama.cpp's runs.
         n_graph_hits: launches whose graph was there.
         n_graph_misses: launches whose graph had to be built.
+        n_prefixes: texts that another prompt displaced and that are kept; see `cache_ram`.
+        prefix_bytes: of host memory that they take, beside what the devices' rows say.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -84,6 +86,8 @@ class Memory:
     n_nodes: int
     n_graph_hits: int
     n_graph_misses: int
+    n_prefixes: int = 0
+    prefix_bytes: int = 0
 
     @property
     def total(self) -> DeviceMemory:

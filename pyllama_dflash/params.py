@@ -59,6 +59,9 @@ class Params:
     type_k_draft: str = _option("f16", f"type of the draft's K cache, {_KV_HELP}")
     type_v_draft: str = _option("f16", f"type of the draft's V cache, {_KV_HELP}")
     kv_unified: bool = _option(False, "one K/V buffer for all sequences of run_many(); no difference to one sequence")
+    cache_ram: int = _option(
+        1024, "MiB of host memory for texts that another prompt displaced, least recently used out; 0: none"
+    )
     cuda_graphs: str | bool = _option(
         "auto", "replay captured CUDA graphs: on or off; auto: from compute capability 7.0 on"
     )
@@ -76,6 +79,7 @@ class Params:
         _set_int(self, "n_ubatch", 1)
         _set_int(self, "n_gpu_layers", -1)
         _set_int(self, "n_gpu_layers_draft", -1)
+        _set_int(self, "cache_ram", 0)
         _set_placement(self)
         _set(self, "devices_draft", _names("devices_draft", self.devices_draft))
         _set_int(self, "n_threads", 1, optional=True)

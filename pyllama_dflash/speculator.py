@@ -80,6 +80,7 @@ class Speculator(View, Saving):
         type_k_draft: str = _P.type_k_draft,
         type_v_draft: str = _P.type_v_draft,
         kv_unified: bool = _P.kv_unified,
+        cache_ram: int = _P.cache_ram,
         cuda_graphs: str | bool = _P.cuda_graphs,
         n_max: int | None = _P.n_max,
         n_min: int = _P.n_min,
@@ -352,7 +353,7 @@ class Speculator(View, Saving):
         return self._session.turn.call(read)
 
     def reset(self) -> None:
-        """Forget all cached tokens."""
+        """Forget all cached tokens, and the texts that are kept."""
         self._session.alone(self._session.reset)
 
     # the object -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,12 @@ COUNTS = {"devices": "n_devices", "tensor_split": "n_split"}  # of the entries o
 SIZES = {("pld_log_next", 3), ("pld_model_meta_key", 3), ("pld_model_meta", 3), ("pld_model_token", 3)}
 SIZES |= {("pld_model_tokenize", 2), ("pld_model_tokenize", 6), ("pld_model_piece", 4), ("pld_engine_graphs", 2)}
 SIZES |= {("pld_engine_devices", 2), ("pld_plan", 7), ("pld_model_tensors", 2), ("pld_model_mismatch", 4)}
-SIZES |= {("pld_quantize_header", 6)}
+SIZES |= {
+    ("pld_quantize_header", 6),
+    ("pld_engine_tokens", 3),
+    ("pld_engine_state_get", 3),
+    ("pld_engine_state_set", 3),
+}
 ENGINE = {"n_ctx": N_CTX, "n_ubatch": 8, "n_threads": 1, "n_max": -1, "flash_attn": -1, "backend_argmax": 0}
 ENGINE |= {"fused_draft": 1, "draft_vocab": 1, "n_seq_max": 1}
 KV = {name: lib.pld_kv_type(b"f16") for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")}
@@ -52,6 +57,10 @@ class Stage:
         self.header = self.model(target, header_only=1), self.model(draft, header_only=1)
         self.n_tensors = lib.pld_model_tensors(self.target, ffi.NULL, 0)
         self.engine = self.open(ENGINE | KV)
+        self.state = self.new("uint8_t[]", 1)
+        self.say()
+        self.state = self.new("uint8_t[]", lib.pld_engine_state_size(self.engine, 0))
+        assert lib.pld_engine_state_get(self.engine, 0, self.state, len(self.state)) == 0
 
     def new(self, kind: str, value: Any = None) -> Any:
         self.keep.append(ffi.new(kind, value))
@@ -135,6 +144,10 @@ class Stage:
                 *(engine, verify, 1, ids, many, numbers, new("pld_verdict *"), new("int64_t *")),
             ],
             "pld_engine_logits": [engine, 0, numbers],
+            "pld_engine_tokens": [engine, 0, ids, 16],
+            "pld_engine_state_size": [engine, 0],
+            "pld_engine_state_get": [engine, 0, new("uint8_t[]", len(self.state)), len(self.state)],
+            "pld_engine_state_set": [engine, 0, self.state, len(self.state)],
         }
 
 

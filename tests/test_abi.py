@@ -21,7 +21,7 @@ NULLABLE = {
     ),
     *(
         f"pld_engine_{name} NULL"
-        for name in ("free 0", "open 1", "graphs 1", "devices 1", "verify 4", "verify 5", "verify 7")
+        for name in ("free 0", "open 1", "graphs 1", "devices 1", "verify 4", "verify 5", "verify 7", "tokens 2")
     ),
     *(f"pld_plan {at} NULL" for at in (0, 2, 4, 6)),
     *(f"pld_engine_draft {at} NULL" for at in (5, 6, 7, 8)),
@@ -31,6 +31,7 @@ NULLABLE = {
 OUT_OF_RANGE = ("device 0", "get_tensor_type 0", "meta_key 1", "model_token 1", "mismatch 2", "piece 1", "is_eog 1")
 OUT_OF_RANGE += ("quantize_header 2", *(f"quantize_rows {at}" for at in (0, 1, 2, 3, 6, 8)))
 OUT_OF_RANGE += ("get_state 1", "begin 1", "begin 3", "prefill 1", "draft 2", "verify 2", "logits 1")
+OUT_OF_RANGE += ("engine_tokens 1", "state_size 1", "state_get 1", "state_set 1")
 FIELDS_OUT_OF_RANGE = ("n_ctx", "n_ubatch", "n_threads", "flash_attn", "type_k", "type_v_draft", "n_min", "n_seq_max")
 FIELDS_OUT_OF_RANGE += ("split_mode", "main_gpu", "n_devices", "n_split", "devices")
 

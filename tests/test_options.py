@@ -40,6 +40,7 @@ OPEN = {
     "type_k_draft": "f16",
     "type_v_draft": "f16",
     "kv_unified": False,
+    "cache_ram": 1024,
     "cuda_graphs": "auto",
     "n_max": None,
     "n_min": 0,

@@ -23,7 +23,8 @@ each_draft = pytest.mark.parametrize("draft", DRAFTS, ids=["DFlash2", "DFlash", 
 
 def fresh(models: Models, draft: Draft | None, **options: Any) -> pd.Speculator:
     # What was cached came in batches of other sizes than what is evaluated anew. Kernels change at 64 rows.
-    return models.fresh(TARGET, draft, **{"n_ubatch": 32, **options})
+    # Texts that another displaced are for test_prefixes.py.
+    return models.fresh(TARGET, draft, **{"n_ubatch": 32, "cache_ram": 0, **options})
 
 
 def alone(models: Models, draft: Draft | None, prompt: Any, **options: Any) -> pd.Result:

@@ -6,10 +6,7 @@
 
 namespace pld {
 
-// FNV-1a, over words where it can: quick enough not to be felt beside the copy.
-uint64_t checksum(const uint8_t * data, size_t size);
-
-// A part of the file's format: a change here must raise its version.
+// A part of the file's format: a change here must raise its version. The checksum is that of the state it is a part of.
 struct DraftState {
     uint32_t magic;
     uint32_t version;
@@ -24,12 +21,11 @@ struct DraftState {
     int32_t  n_past;
     int32_t  unused;
     uint64_t n_bytes;  // that follow
-    uint64_t checksum;  // of all of it
 };
 
 // Put the header before n_bytes that are in their place, right after it. like: what belongs to the drafter, low and n_past.
 void write_draft_state(uint8_t * out, DraftState like, size_t n_bytes);
-// The header of what a drafter like that wrote. Throws Error(PLD_E_ARGUMENT) for what it did not, or is damaged, or holds less
+// The header of what a drafter like that wrote. Throws Error(PLD_E_ARGUMENT) for what it did not, or holds less
 // than half of the window positions before n_past that it would see, or more than n_ctx.
 DraftState read_draft_state(const uint8_t * data, size_t size, const DraftState & like, int32_t n_ctx, int32_t window);
 

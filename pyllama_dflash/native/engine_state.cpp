@@ -4,6 +4,7 @@
 #include "error.h"
 #include "llama-model.h"
 #include "log.h"
+#include "positions.h"
 
 #include <cstddef>
 #include <cstring>
@@ -35,6 +36,22 @@ struct SequenceState {
 };
 
 constexpr size_t CHECKED = offsetof(SequenceState, arch);
+
+// FNV-1a, over words where it can: quick enough not to be felt beside the copy.
+uint64_t checksum(const uint8_t * data, size_t size) {
+    constexpr uint64_t PRIME = 0x100000001b3;
+    uint64_t           out   = 0xcbf29ce484222325;
+    for (; size >= sizeof(uint64_t); data += sizeof(uint64_t), size -= sizeof(uint64_t)) {
+        uint64_t word;
+        std::memcpy(&word, data, sizeof(word));
+        out = (out ^ word) * PRIME;
+        out ^= out >> 32;
+    }
+    for (; size > 0; ++data, --size) {
+        out = (out ^ *data) * PRIME;
+    }
+    return out;
+}
 
 size_t n_token_bytes(const SequenceState & s) {
     return sizeof(int32_t) * static_cast<size_t>(s.n_past);
@@ -147,9 +164,9 @@ void Engine::read_memories(int32_t seq, const uint8_t * data, size_t n_target, s
     const log::Opening opening;
     try {
         ctx_->state_read(seq, data, n_target);
-        const auto low = llama_memory_seq_pos_min(ctx_->memory(), seq), high = llama_memory_seq_pos_max(ctx_->memory(), seq);
-        require(low >= 0 && high == n_past - 1, PLD_E_ARGUMENT,
-                format("the target's cache ends at position %d, not at %d", high, n_past - 1));
+        const auto last = llama_memory_seq_pos_max(ctx_->memory(), seq);
+        require(last == n_past - 1, PLD_E_ARGUMENT, format("the target's cache ends at position %d, not at %d", last, n_past - 1));
+        require_positions(ctx_->memory(), seq, n_past);
         rollback_->ran(seq, n_past);
         if (drafter_) {
             drafter_->state_read(seq, data + n_target, n_draft);
