@@ -49,7 +49,8 @@ void Engine::open() {
     ctx_            = std::make_unique<Context>(target_->llama(), target_context(params_, mode), "target");
     require(params_.n_seq_max == 1 || !params_.kv_unified || !ctx_->blocks_of_cells(), PLD_E_ARGUMENT,
             target_->header().name() + " attends to blocks of its cache, which sequences would share with kv_unified; turn it off");
-    if (mode == PLD_ROLLBACK_CHECKPOINT && params_.n_seq_max > 1 && params_.n_max > 0 && !params_.kv_unified) {
+    if (llama_model_is_hybrid(target_->llama()) && mode == PLD_ROLLBACK_CHECKPOINT && params_.n_max > 0 && params_.n_seq_max > 1 &&
+        !params_.kv_unified) {
         log::write(log::INFO, target_->header().name() + ": one K/V buffer for all sequences is used, so that checkpoints take none of it");
     }
     rollback_       = std::make_unique<Rollback>(*ctx_, mode, params_.n_seq_max, params_.n_max);
