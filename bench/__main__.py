@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 try:
-    from . import drafts, many, peer, records, tables, upstream, widths
+    from . import depth, drafts, many, peer, records, tables, upstream, widths
     from .gpu import kernels, matrix, report, sass, shape, shape_tables
     from .records import Record, Sizes
 except ModuleNotFoundError as error:
@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--out", type=Path, default=Path(f"build/bench/{command.prog.split()[-1]}.jsonl"))
     drafts.add_parser(commands)
     many.add_parser(commands)
+    depth.add_parser(commands)
     matrix.add_parser(commands)
     shape.add_parser(commands)
     kernels.add_parser(commands)
@@ -70,6 +71,8 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
         return drafts.measure(args)
     if args.command == "many":
         return many.measure(args)
+    if args.command == "depth":
+        return depth.measure(args)
     if args.command == "sass":
         return sass.measure(args.library, args.arch, args.trace)
     from pyllama_dflash import demo_pair  # loads the library, which `gpu` has yet to build and `table` does without
@@ -103,6 +106,8 @@ def show(rows: Sequence[Record], most: float) -> str:
         return drafts.table(rows)
     if "many" in kinds:
         return many.table(rows)
+    if "depth" in kinds:
+        return depth.table(rows)
     if "pass" in kinds:
         return kernels.table(rows)
     if kinds & {"library", "kernel"}:
