@@ -37,7 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     run.add_argument("--draft", type=Path, help="GGUF file; default: the demo's")
     run.add_argument("--depths", type=int, nargs="+", default=[128, 1024, 4096, 8000], metavar="N", help="most tokens")
     run.add_argument("--n-max", type=int, nargs="+", default=[3, 5, 7], metavar="N")
-    run.add_argument("--n-ctx-draft", type=int, nargs="+", default=[0, 1024, 256], metavar="N", help="0: all")
+    run.add_argument("--n-ctx-draft", type=int, nargs="+", default=[0, 1024, 8192], metavar="N", help="0: as trained")
     run.add_argument("--tokens", type=int, default=96, help="to generate for each prompt (default %(default)s)")
     run.add_argument("--prompts", type=int, default=7, metavar="N", help="kinds mixed (default %(default)s)")
     run.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -164,7 +164,7 @@ def table(rows: Sequence[Record]) -> str:
             drafting = f"{total(runs, 't_draft_ms') / n_rounds(runs):8.2f}"
         times = [f"{ms:8.2f}", f"{ms / base:8.2f}", drafting]
         counts = [f"{total(runs, 'same'):.0f}/{len(runs)}".rjust(8), f"{total(runs, 'others') / len(runs):8.0%}"]
-        arm = f"{window or 'all':>11} {n_max:5}" if n_max else f"{'plain':>11} {'':5}"
+        arm = f"{window or 'trained':>11} {n_max:5}" if n_max else f"{'plain':>11} {'':5}"
         tokens = total(runs, "n_prompt") / len(runs)
         lines.append(f"{depth:6} {tokens:6.0f} {arm} " + " ".join([*lengths, *times, *counts]))
     return "\n".join(lines)

@@ -33,7 +33,7 @@ class Params:
     """
 
     n_ctx: int = _option(0, "context size in tokens, prompt and reply together; 0: as the target was trained")
-    n_ctx_draft: int = _option(0, "last positions that the draft sees, so that its cache stays small; 0: all")
+    n_ctx_draft: int = _option(0, "last positions that the draft sees and keeps; 0: sees as many as it was trained on")
     n_ubatch: int = _option(512, "prompt tokens evaluated in one step")
     n_gpu_layers: int = _option(-1, "layers of the target on the GPU; -1: all")
     n_gpu_layers_draft: int = _option(-1, "layers of the draft on the GPU; -1: all")

@@ -103,6 +103,28 @@ def test_what_lies_before_the_window_is_not_seen_and_what_lies_in_it_is(models: 
             assert same != differs, n_ctx_draft
 
 
+def test_unless_told_to_it_sees_no_more_than_it_was_trained_on(models: Models) -> None:
+    short, prompt = Draft(keys=(("context_length", 64),)), prompt_of(5, 400)
+    found = {}
+    for name, draft, n_ctx_draft in (
+        ("full", Draft(), 0),
+        ("as trained", short, 0),
+        ("told", short, 64),
+        ("all", short, 1024),
+    ):
+        with Engine(models, TARGET, draft, n_ctx=1024, n_ctx_draft=n_ctx_draft) as engine:
+            engine.begin(prompt)
+            found[name] = engine.draft().scores
+            assert engine.info["n_ctx_draft"] == {"full": 1024, "all": 1024}.get(name, 64)
+    assert np.array_equal(found["as trained"], found["told"])
+    assert np.array_equal(found["all"], found["full"])
+    assert not np.array_equal(found["told"], found["full"])
+    with Pair(models, short, 0) as pair:
+        for n in (60, 400, 200):  # the last one goes back by more than it sees
+            pair.begin(prompt[:n])
+            pair.rounds(4, 7)
+
+
 @pytest.mark.parametrize("options", [{"type_k_draft": "q8_0", "type_v_draft": "q8_0"}, {"flash_attn": "off"}], ids=repr)
 def test_caches_of_other_types(models: Models, options: dict[str, Any]) -> None:
     tolerance = 0.5 if "type_k_draft" in options else TOLERANCE
@@ -261,7 +283,7 @@ def planned(models: Models, n_seq: int, n_ctx_draft: int, **options: Any) -> _fi
 @pytest.mark.parametrize(
     ("n_seq", "n_ctx_draft", "n_ctx", "said"),
     [
-        (1, -1, 512, r"n_ctx_draft=-1 is negative; 0 lets the draft see all positions"),
+        (1, -1, 512, r"n_ctx_draft=-1 is negative; 0 lets the draft see as many as it was trained on"),
         (0, 0, 512, r"n_seq_max=0 is out of range, 1 to 64; raise n_seq_max"),
         (65, 0, 512, r"n_seq_max=65 is out of range, 1 to 64; lower n_seq_max"),
         (64, 0, 1 << 23, r"n_ctx=8388608 for each of n_seq_max=64 sequences is more than 268435456 tokens in all"),

@@ -243,7 +243,7 @@ def test_the_graphs_kept_are_few(models: Models) -> None:
 
 
 def test_nothing_grows_over_ten_thousand_rounds(models: Models) -> None:
-    with models.fresh(Target(n_layer=1), Draft(n_layer=1, block=3, layers=(0,)), n_ctx=300) as spec:
+    with models.fresh(Target(n_layer=1), Draft(n_layer=1, block=3, layers=(0,)), n_ctx=300, cache_ram=0) as spec:
         rng = random.Random(5)
 
         def rounds(n: int) -> None:

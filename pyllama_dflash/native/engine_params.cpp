@@ -36,7 +36,7 @@ void check_sizes(const pld_engine_params & p) {
             format("n_ctx=%d for each of n_seq_max=%d sequences is more than %d tokens in all; lower one of them", p.n_ctx,
                    p.n_seq_max, MAX_CTX));
     require(p.n_ctx_draft >= 0, PLD_E_ARGUMENT,
-            format("n_ctx_draft=%d is negative; 0 lets the draft see all positions", p.n_ctx_draft));
+            format("n_ctx_draft=%d is negative; 0 lets the draft see as many as it was trained on", p.n_ctx_draft));
 }
 
 // A quantised cache holds the values of a head in whole blocks.
@@ -73,6 +73,11 @@ int32_t kv_type(const std::string & name) {
 
 int32_t draft_window(const pld_engine_params & p) {
     return p.n_ctx_draft == 0 ? p.n_ctx : std::min(p.n_ctx_draft, p.n_ctx);
+}
+
+int32_t draft_sight(const pld_engine_params & p, const llama_model & draft) {
+    const auto trained = llama_model_n_ctx_train(&draft);
+    return p.n_ctx_draft == 0 && trained > 0 ? std::min(p.n_ctx, trained) : draft_window(p);
 }
 
 void check_draft_cache(const Header & draft, const pld_engine_params & p) {

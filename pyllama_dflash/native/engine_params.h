@@ -18,8 +18,10 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
 
 // Check what a draft's K/V cache takes: sizes and its types. Throws Error(PLD_E_ARGUMENT).
 void check_draft_cache(const Header & draft, const pld_engine_params & params);
-// Positions before its block that a draft sees: n_ctx_draft, or all.
+// Positions of a sequence that a draft's cache has room for before a block: n_ctx_draft, or all.
 int32_t draft_window(const pld_engine_params & params);
+// Those of them that a draft of that trained context sees: unless n_ctx_draft says how many, no more than it has learned to look at.
+int32_t draft_sight(const pld_engine_params & params, const llama_model & draft);
 
 // Of resolved parameters. mode: how the target's memory rolls back.
 llama_context_params target_context(const pld_engine_params & params, pld_rollback mode);

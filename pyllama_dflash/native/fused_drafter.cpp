@@ -37,6 +37,7 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, const Model & target, C
       n_candidates_(candidates_of(model_->facts(), n_vocab_)),
       n_ctx_(params.n_ctx),
       window_(draft_window(params)),
+      sight_(draft_sight(params, *model_->llama())),
       widest_(std::min(model_->facts().block_size, std::max(params.n_max, 1) + 1)),
       max_rows_(std::max(params.n_ubatch, params.n_seq_max * (params.n_max + 1))),
       flash_attn_(params.flash_attn != 0),
@@ -207,7 +208,7 @@ void FusedDrafter::launch(Requests begin, Requests end, int32_t n, std::vector<f
     for (auto r = begin; r != end; ++r) {
         const auto pos = n_past(r->seq);
         rows.n_kv      = std::max(rows.n_kv, cache_.n_kv(pos + rows.n_block));
-        blocks[static_cast<size_t>(r->seq - rows.first)] = {r->anchor, pos, std::max(at(r->seq).low, pos - window_)};
+        blocks[static_cast<size_t>(r->seq - rows.first)] = {r->anchor, pos, std::max(at(r->seq).low, pos - sight_)};
     }
     const auto source = sources(rows);
     if (rows.n_rows > 0) {

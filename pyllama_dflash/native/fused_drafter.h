@@ -15,7 +15,7 @@ public:
 
     bool    fused() const override { return true; }
     int32_t n_candidates() const override { return n_candidates_; }
-    int32_t n_ctx() const override { return window_; }
+    int32_t n_ctx() const override { return sight_; }
     int32_t n_past(int32_t seq) const override { return at(seq).n_cached + at(seq).n_kept; }
     int64_t n_injected() const override { return n_injected_; }
     void    counters(pld_engine_memory & out) const override;
@@ -69,7 +69,8 @@ private:
     int32_t                n_vocab_;
     int32_t                n_candidates_;
     int32_t                n_ctx_;
-    int32_t                window_;    // positions before a block that it sees
+    int32_t                window_;    // positions before a block that are kept
+    int32_t                sight_;     // those of them that it sees
     int32_t                widest_;    // rows of a block
     int32_t                max_rows_;  // of a batch of the target
     bool                   flash_attn_;

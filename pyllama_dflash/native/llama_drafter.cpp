@@ -36,7 +36,7 @@ LlamaDrafter::LlamaDrafter(std::shared_ptr<Model> model, Context & target, const
       width_(n_embd_ * model_->facts().target_layers.size()),
       n_ubatch_(draft_ubatch(model_->facts())),
       n_ctx_(params.n_ctx),
-      window_(draft_window(params)),
+      window_(draft_sight(params, *model_->llama())),
       type_k_(static_cast<ggml_type>(params.type_k_draft)),
       type_v_(static_cast<ggml_type>(params.type_v_draft)),
       ctx_(with_head_in_reach(*model_, *llama_get_model(target.get())).llama(), draft_context(model_->facts(), target.get(), params), "draft"),

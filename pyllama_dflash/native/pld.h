@@ -204,7 +204,7 @@ typedef struct pld_engine_params {
     int32_t fused_draft;    /* 1: our own graph of the draft where it can run; 0: llama.cpp's, the reference */
     int32_t draft_vocab;    /* 1: our own graph reads only the head's rows that dflash.draft_vocab lists; 0: all */
     int32_t n_seq_max;      /* sequences that are kept side by side, each with n_ctx tokens; >= 1 */
-    int32_t n_ctx_draft;    /* last positions that the draft sees of a sequence; 0: all */
+    int32_t n_ctx_draft;    /* last positions that the draft sees of a sequence; 0: as many as it was trained on */
 } pld_engine_params;
 
 /* How the target's memory takes back tokens that were rejected. */
