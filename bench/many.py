@@ -50,7 +50,8 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
     arms = [(1, n_max) for n_max in args.solo_n_max]
     arms += [(n_parallel, n_max) for n_parallel in args.parallel for n_max in args.n_max]
     layers = {"n_gpu_layers": args.gpu_layers, "n_gpu_layers_draft": args.gpu_layers}
-    options = {"n_ctx": args.ctx, "n_threads": args.threads, **layers}
+    # A prompt that comes again in a later pass is evaluated again.
+    options = {"n_ctx": args.ctx, "n_threads": args.threads, "cache_ram": 0, **layers}
     # One for each width: each keeps its own contexts, and none is opened while an arm is timed.
     specs = {n: Speculator(target, draft, **options) for n in {n for n, _ in arms}}
     for n, spec in specs.items():

@@ -25,11 +25,12 @@ def main() -> None:
             out |= {"tokens": result.tokens, "launches": cuda.launches() - before, "mean_len": result.stats.mean_len}
         if "widths" in job:
             tokens = [int(token) for token in job["scored"]]
+            n = max(job["widths"])
             for width in job["widths"]:
                 spec.reset()
-                spec.prefill(tokens[:-16])
+                spec.prefill(tokens[:-n])
                 with cuda.trace() as kernels:
-                    spec.verify(tokens[-16:][: width - 1])
+                    spec.verify(tokens[-n:][: width - 1])
                 np.save(f"{job['folder']}/{width}.npy", spec.logits())
                 out.setdefault("kernels", {})[str(width)] = kernels
     print(json.dumps(out))

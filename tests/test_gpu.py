@@ -82,6 +82,21 @@ def test_every_row_of_a_batch_carries_its_own_argmax(demo: tuple[Path, Path]) ->
     assert len(set(chosen[True, 16])) > 4
 
 
+def test_surplus_rows_of_short_prompts_are_taken_back(demo: tuple[Path, Path]) -> None:
+    """They make batches of few sizes, whose graphs are kept; a step of seven tokens has few of them."""
+    options = {"n_ctx": 200, "backend_argmax": False, "cache_ram": 0}
+    with pd.Speculator(*demo, **options) as spec, pd.Speculator(*demo, n_ubatch=7, **options) as steps:
+        ids = spec.target.tokenize("The tide comes in twice a day. " * 40)[:200]
+        for n in (2, 15, 16, 17, 18, 33, 64, 65, 66, 190, 198):
+            for each in (spec, steps):
+                each.reset()
+                each.prefill(ids[:n])
+                each.verify([])
+                assert (each.state.n_past, each.state.n_past_draft) == (n, n)
+            assert np.abs(spec.logits() - steps.logits()).max() < DEVICE_TIE, n
+            assert spec.draft().tokens[:1] == steps.draft().tokens[:1], n
+
+
 def test_one_launch_drafts_as_llama_cpps_graph_does(demo: tuple[Path, Path]) -> None:
     """The two multiply other numbers of rows at once, in other kernels: some choice turns, acceptance does not."""
     n, n_same, accepted = 0, 0, [0, 0]

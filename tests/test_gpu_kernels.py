@@ -20,7 +20,7 @@ import pyllama_dflash as pd
 from bench.gpu import files, pair, shape
 
 WORKER = Path(__file__).with_name("gpu_worker.py")
-WIDTHS = (1, 2, 3, 5, 7, 8, 9, 16)
+WIDTHS = (1, 2, 3, 5, 7, 8, 9, 16, 24, 40, 64)
 PROSE = "The sea is"
 # Kernels round activations to 8 bits in blocks of their own: the worst of 16,000 logits differs by a tenth.
 ROUNDED = 0.15
@@ -42,8 +42,8 @@ def work(job: dict[str, Any], **environment: str | None) -> dict[str, Any]:
 def scored(folder: Path, target: Path, **environment: str) -> tuple[dict[str, Any], dict[int, np.ndarray]]:
     """What the worker prints, and logits [width, n_vocab] by width after the same tokens, on the GPU."""
     folder.mkdir()
-    tokens = np.random.default_rng(0).integers(20, 500, 60).tolist()
-    options = {"n_ctx": 256, "n_max": 15, "backend_argmax": False, "type_k": "f32", "type_v": "f32"}
+    tokens = np.random.default_rng(0).integers(20, 500, 108).tolist()
+    options = {"n_ctx": 256, "n_max": 63, "backend_argmax": False, "type_k": "f32", "type_v": "f32"}
     job = {"target": str(target), "folder": str(folder), "scored": tokens, "widths": WIDTHS, "options": options}
     found = work(job, **environment)
     return found, {width: np.load(folder / f"{width}.npy") for width in WIDTHS}

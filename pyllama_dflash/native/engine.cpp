@@ -37,6 +37,7 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
     if (drafter_) {
         drafter_->attach(threads_, params_.n_threads);
     }
+    pads_ = on_gpu(*target_->llama()) && rollback_->mode() == PLD_ROLLBACK_CUT;
     if (on_gpu(*target_->llama()) || (draft_ && on_gpu(*draft_->llama()))) {
         warm_up();
     }

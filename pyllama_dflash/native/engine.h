@@ -71,6 +71,7 @@ private:
     void    warm_up();
     void    abandon() noexcept;
     void    run_target(bool whole);
+    int32_t n_padding(int32_t seq, int32_t n) const;
     void    catch_up(const std::vector<int32_t> & seqs);
     void    roll_back(int32_t seq, int32_t pos);
     void    read_memories(int32_t seq, const uint8_t * data, size_t n_target, size_t n_draft, int32_t n_past);
@@ -94,6 +95,7 @@ private:
     std::unique_ptr<Rollback> rollback_;
     std::unique_ptr<Drafter>  drafter_;  // goes before the context that it reads
     std::vector<Sequence>     seqs_;
+    bool                      pads_         = false;  // prompts to sizes whose graphs are kept
     int32_t                   n_rows_       = 0;  // of the last verify, whose results can be read
     int64_t                   n_prefilled_  = 0;
     int64_t                   n_trial_rows_ = 0;  // injected while opening

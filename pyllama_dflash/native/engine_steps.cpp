@@ -135,6 +135,14 @@ void Engine::roll_back(int32_t seq, int32_t pos) {
     s.cached.resize(static_cast<size_t>(pos));
 }
 
+// Rows after n of a short prompt that make its batch one of few sizes: a GPU waits longer for the launches of a graph that is
+// built anew than for rows that are then taken back.
+int32_t Engine::n_padding(int32_t seq, int32_t n) const {
+    constexpr int32_t STEP = 16, MOST = 64;  // the most rows of a graph that is kept
+    const auto        room = std::min(params_.n_ctx - at(seq).n_past(), params_.n_ubatch) - n;
+    return pads_ && n <= MOST ? std::min(GGML_PAD(n, STEP) - n, room) : 0;
+}
+
 int32_t Engine::prefill(int32_t seq) {
     auto & s = at(seq);
     require(s.anchor >= 0, PLD_E_ORDER, "no prompt was given");
@@ -144,13 +152,18 @@ int32_t Engine::prefill(int32_t seq) {
     }
     return or_reset([&] {
         catch_up({seq});
-        for (int32_t i = 0; i < n; ++i) {
-            ctx_->add_token(seq, s.pending[static_cast<size_t>(i)], s.n_past() + i, /*output=*/false);
+        const auto padding = n_padding(seq, n);
+        for (int32_t i = 0; i < n + padding; ++i) {
+            ctx_->add_token(seq, s.pending[static_cast<size_t>(std::min(i, n - 1))], s.n_past() + i, /*output=*/false);
         }
         run_target(/*whole=*/true);
-        rollback_->ran(seq, s.n_past() + n);
+        if (padding > 0) {
+            rollback_->keep(seq, s.n_past(), n + padding);
+        } else {
+            rollback_->ran(seq, s.n_past() + n);
+        }
         if (drafter_) {
-            drafter_->add_features({{seq, n, n}});
+            drafter_->add_features({{seq, n + padding, n}});
             drafter_->inject();
         }
         s.cached.insert(s.cached.end(), s.pending.begin(), s.pending.begin() + n);
