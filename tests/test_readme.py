@@ -57,7 +57,10 @@ def test_options_are_the_keywords_of_speculator() -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: f"{code.count(chr(10))}-lines")
-def test_python_block_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_block_runs(
+    code: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})  # noqa: S102 - running it is the test
     assert capsys.readouterr().out.strip()
 
