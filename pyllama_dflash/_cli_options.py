@@ -65,7 +65,7 @@ _TURNED_OFF = {
     "draft_vocab": "draft any token, whatever the draft's file lists",
 }
 # Of the commands that write a file.
-_OF_A_FILE = {"overwrite=True": "--force", "strict=False": "no --strict", "recipe=": "--recipe="}
+_OF_A_FILE = {"overwrite=True": "--force", "strict=False": "no --strict", "recipe=": "--recipe=", r"save\(\)": "--save"}
 _OF_THE_REPLY = {
     "max_tokens": "--n-predict",
     "stop": "--stop",
@@ -125,6 +125,7 @@ def in_flags(message: str) -> str:
     """Name options in a message as they are given here: n_max=9 becomes --n-max=9."""
     for name, flags in SWITCHES.items():
         message = message.replace(f"{name}={not DEFAULTS[name]}", flags[-1])
+        message = message.replace(f"{name}={DEFAULTS[name]}", f"no {flags[-1]}")
     for text, flag in _OF_A_FILE.items():
         message = re.sub(rf"(?<![\w./-]){text}", flag, message)
     names = {**{name: flags[-1] for name, flags in {**VALUES, **SWITCHES}.items()}, **_OF_THE_REPLY}

@@ -99,6 +99,11 @@ def _take(session: Session, hold: Hold) -> tuple[int, Bytes]:
 def _put(session: Session, hold: Hold, data: Bytes) -> tuple[int, ...]:
     session.width = 0
     session.step(hold, lambda: _ffi_engine.state_set(session.engine, data))
+    return text_of(session, hold)
+
+
+def text_of(session: Session, hold: Hold) -> tuple[int, ...]:
+    """Return the token ids of the current text, its anchor among them."""
     tokens: list[int] = session.step(hold, lambda: _ffi_engine.tokens(session.engine)).tolist()
     anchor = session.state(hold).anchor
     return (*tokens, anchor) if anchor >= 0 else tuple(tokens)
@@ -133,7 +138,7 @@ def check_facts(file: Path, found: Mapping[str, Any], ours: Mapping[str, Any]) -
         if theirs == own:
             continue
         if name not in ("target", "draft"):
-            raise ValueError(f"{file} was saved with {name}={theirs!r}, this is {own!r}: {fix}")
+            raise ValueError(f"{file} was saved with {name}={theirs!r}, this is {name}={own!r}: {fix}")
         if theirs is None:
             raise ValueError(f"{file} was saved without a draft; open without one")
         raise ValueError(f"{file} was saved with {'a' if own is None else 'another'} {name}; {fix}")
@@ -158,6 +163,15 @@ def write(out: Path, facts: Mapping[str, Any], data: Bytes) -> None:
         file.write(digest.digest())
 
 
+def check_kind(file: Path) -> None:
+    """Raise ModelLoadError for what save() did not write, by its first bytes."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise ModelLoadError(f"{file} is no file; give the path that save() wrote")
+    with file.open("rb") as source:
+        if source.read(len(MAGIC)) != MAGIC:
+            raise ModelLoadError(f"{file} is none that save() wrote")
+
+
 def read(file: Path) -> tuple[dict[str, Any], Bytes]:
     """Return the facts and the engine's bytes of a file that is whole.
 
@@ -165,11 +179,9 @@ def read(file: Path) -> tuple[dict[str, Any], Bytes]:
         ModelLoadError: it is not, or is another kind of file.
         OSError: it cannot be read.
     """
-    if not stat.S_ISREG(file.stat().st_mode):
-        raise ModelLoadError(f"{file} is no file; give the path that save() wrote")
+    check_kind(file)
     with file.open("rb") as source:
-        if source.read(len(MAGIC)) != MAGIC:
-            raise ModelLoadError(f"{file} is none that save() wrote")
+        source.seek(len(MAGIC))
         rest = source.read()
     least = _NUMBERS.size + _N_CHECKSUM
     version, n_facts = _NUMBERS.unpack_from(rest) if len(rest) >= least else (VERSION, 0)

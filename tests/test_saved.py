@@ -88,7 +88,7 @@ def test_types_of_caches(alone: Path, files: Files, kinds: tuple[str, str], fuse
     for name in names:
         with pd.Speculator(target, draft, **{**options, name: "f16"}) as spec:
             with pytest.raises(
-                ValueError, match=f"was saved with {name}='{options[name]}', this is 'f16': open with that"
+                ValueError, match=f"was saved with {name}='{options[name]}', this is {name}='f16': open with that"
             ):
                 spec.load(alone / "text")
 
@@ -227,9 +227,15 @@ def test_other_models(alone: Path, files: Files) -> None:
             target,
             draft,
             {"fused_draft": False},
-            "was saved with fused_draft=True, this is False: open with that",
+            "was saved with fused_draft=True, this is fused_draft=False: open with that",
         ),
-        ("text", target, draft, {"type_k": "q8_0"}, "was saved with type_k='f16', this is 'q8_0': open with that"),
+        (
+            "text",
+            target,
+            draft,
+            {"type_k": "q8_0"},
+            "was saved with type_k='f16', this is type_k='q8_0': open with that",
+        ),
     ]
     for name, ours, theirs, options, message in others:
         with pd.Speculator(ours, theirs, **{**SMALL, **options}) as spec:
