@@ -160,6 +160,42 @@ def test_several_sequences(models: Models) -> None:
             assert [v[:3] for v in ours.verify(guesses).values()] == [v[:3] for v in theirs.verify(guesses).values()]
 
 
+# a whole reply --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["our graph", "llama.cpp's"])
+def test_a_reply_that_is_longer_than_the_window_is_drafted_to_its_end(models: Models, fused: bool) -> None:
+    """S17: plain decoding's text, and the last tokens are drafted as well as the first."""
+    target = Target(weights="Q8_0")
+    with models.fresh(target, n_ctx=1024) as spec:
+        plain = spec.run(SAID[:5], max_tokens=600, ignore_eos=True)
+    with models.fresh(target, Draft(), n_ctx=1024, n_ctx_draft=128, fused_draft=fused) as spec:
+        accepted = [0, 0, 0]
+        said: list[int] = []
+        for chunk in spec.stream(SAID[:5], max_tokens=600, ignore_eos=True):
+            accepted[min(2, len(said) // 200)] += len(chunk.tokens) - 1
+            said += chunk.tokens
+    models.assert_same(target, SAID[:5], said, plain.tokens)
+    assert len(said) == 600
+    assert min(accepted) > 0.5 * max(accepted)
+
+
+def test_a_window_takes_less_memory_and_changes_no_text(models: Models) -> None:
+    """S40: the draft's share of a long context, and what is left of it with a window."""
+    target = Target(weights="Q8_0", n_ctx=32768)
+    results, taken = [], []
+    for n_ctx_draft in (0, 1024):
+        with models.fresh(target, Draft(), n_ctx=32768, n_ctx_draft=n_ctx_draft) as spec:
+            results.append(spec.run(prompt_of(9, 300), max_tokens=40, ignore_eos=True))
+            taken.append(spec.memory.total)
+    row = 2 * 2 * N_KV * D_HEAD * Draft().n_layer
+    assert [total.draft_kv for total in taken] == [32769 * row, (1024 + RING + 1) * row]
+    assert taken[1].draft_compute < taken[0].draft_compute < 16 << 20
+    assert taken[0].target_kv == taken[1].target_kv
+    assert results[0].tokens == results[1].tokens
+    assert results[0].stats.histogram == results[1].stats.histogram
+
+
 # rollback -------------------------------------------------------------------------------------------------------------
 
 

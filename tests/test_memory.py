@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from laws import Models
-from tiny import D_HEAD, Draft, Target
+from tiny import D_HEAD, N_VOCAB, Draft, Target
 
 import pyllama_dflash as pd
 from pyllama_dflash import _fit
@@ -69,6 +69,21 @@ def test_compute_buffers_hold_the_graphs_that_are_kept(models: Models) -> None:
     kept = [sum(graph.bytes for graph in memory.graphs) for memory in (before, after)]
     assert kept[1] > kept[0]
     assert after.total.target_compute - before.total.target_compute >= kept[1] - kept[0] > 0
+
+
+@pytest.mark.parametrize("draft", [Draft(), None], ids=repr)
+def test_picking_tokens_on_the_device_takes_little_memory(models: Models, draft: Draft | None) -> None:
+    """S42: no more than the logits of the widest batch, of which the host then gets none."""
+    totals = []
+    for on_device in (True, False):
+        with models.fresh(Target(), draft, backend_argmax=on_device, n_ubatch=64) as spec:
+            spec.run(PROMPT, max_tokens=40)
+            totals.append(spec.memory.total)
+    logits = 4 * 64 * N_VOCAB
+    assert totals[0].target_compute - totals[1].target_compute <= logits
+    for kind in ("target_weights", "target_kv", "draft_weights", "draft_kv"):
+        assert getattr(totals[0], kind) == getattr(totals[1], kind), kind
+    assert totals[0].total <= totals[1].total + logits
 
 
 @pytest.mark.parametrize("draft", [Draft(), Draft(version=1, window=16), Draft(reduced=True), None], ids=repr)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import child
 import numpy as np
 import pytest
 from arch_models import Arch
@@ -175,6 +176,22 @@ def test_nothing_of_one_prompt_is_left_in_the_next(models: Models, arch: Arch) -
         assert_same(models, arch, prompt, said[:16], reference)
 
 
+@each_recurrent
+def test_reset_leaves_nothing_of_the_state(models: Models, arch: Arch) -> None:
+    """S9: A, reset(), then B, which begins like A, is B of an object that has seen nothing; so is A again."""
+    turns = [PROMPT, [*PROMPT[:15], *OTHER], PROMPT]
+    with models.fresh(arch, **OPTIONS) as spec:
+        for i, prompt in enumerate(turns):
+            spec.prefill(prompt)
+            said = [spec.verify([]).bonus for _ in range(12)]
+            spec.verify([wrong(said[-1])] * N_MAX)  # leaves rows that were rejected and not yet taken back
+            with models.fresh(arch, **OPTIONS) as other:
+                other.prefill(prompt)
+                assert said == [other.verify([]).bonus for _ in range(12)], i
+            spec.reset()
+            assert spec.state.n_past == 0
+
+
 @each
 @pytest.mark.parametrize("at", [0, 2, N_MAX])
 def test_the_next_turn_goes_on_from_what_was_said(models: Models, arch: Arch, at: int) -> None:
@@ -263,6 +280,27 @@ def test_small_sizes_do(models: Models, arch: Arch, options: dict[str, Any]) -> 
         with pytest.raises(pd.ContextFullError):
             spec.verify([])
     assert_same(models, arch, prompt, said, reference)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35", "mamba", "jamba"])
+def test_a_depth_of_any_size_is_an_answer(models: Models, name: str) -> None:
+    """S21: it opens and takes that many wrong tokens back, or it is refused; the process goes on."""
+    code = """
+        import sys, pyllama_dflash as pd
+        for n_max in map(int, sys.argv[2:]):
+            try:
+                with pd.Speculator(sys.argv[1], n_max=n_max, n_ctx=300, n_threads=1) as spec:
+                    spec.prefill([5, 6, 7])
+                    for _ in range(2):
+                        assert len(spec.verify([9] * spec.n_max).accepted) < 9
+                    print(spec.n_max, end=" ")
+            except ValueError as error:
+                assert f"n_max={n_max} " in str(error), error
+                print("refused", end=" ")
+    """
+    depths = (0, 1, 16, 64, 255, 256, 100000, 2**31 - 1, 2**31, -1)
+    said = child.output(code, models.files.path(ARCHS[name]), *depths).split()
+    assert said == ["0", "1", "16", "64", "255", *["refused"] * 5]
 
 
 def test_what_rollback_takes_is_in_the_figures(models: Models) -> None:

@@ -130,6 +130,26 @@ def test_one_buffer_for_all_sequences_or_one_each(
         assert spec.run([*spec.load(alone / "text"), 5, 6, 7], **REPLY).tokens == expected
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["our graph", "llama.cpp's"])
+@pytest.mark.parametrize("windows", [(64, 64), (64, 100), (100, 64), (64, 0), (0, 64)], ids=repr)
+def test_a_draft_that_sees_few_positions(alone: Path, files: Files, windows: tuple[int, int], fused: bool) -> None:
+    """What a wider window would see beyond those that were saved is not made up; a refusal leaves the object good."""
+    target, draft = files.path(Target(weights="Q8_0")), files.path(Draft())
+    options = {"n_ctx": 1024, "n_threads": 1, "n_ubatch": 32, "fused_draft": fused}
+    expected = saved(alone / "text", target, draft, LONG, **options, n_ctx_draft=windows[0])
+    with pd.Speculator(target, draft, **options, n_ctx_draft=windows[1]) as spec:
+        if windows == (64, 0) or (windows == (0, 64) and not fused):
+            with pytest.raises(ValueError, match=r"the state does not fit: the draft's .* open with the options that"):
+                spec.load(alone / "text")
+            text = [*LONG, *spec.run(LONG, max_tokens=20, ignore_eos=True).tokens]
+        else:
+            text = list(spec.load(alone / "text"))
+        result = spec.run([*text, 5, 6, 7], **REPLY)
+        assert result.stats.prompt_n_cached == 519
+        assert result.tokens == expected
+        assert result.stats.draft_n_accepted > 20
+
+
 def test_save_changes_nothing(alone: Path, models: Models) -> None:
     with models.fresh(Target(), Draft()) as spec, models.fresh(Target(), Draft()) as other:
         for each in (spec, other):

@@ -223,6 +223,25 @@ def test_the_edge_of_the_context(models: Models, draft: Draft | None, n: int) ->
         assert spec.state == before
 
 
+@each_draft
+@pytest.mark.parametrize("cache_ram", [0, 1024])
+def test_a_conversation_that_has_filled_the_context_goes_on_without_its_start(
+    models: Models, draft: Draft, cache_ram: int
+) -> None:
+    """S16: nothing moves by itself; what the caller leaves out is evaluated anew from its own start, and drafted."""
+    with fresh(models, draft, n_ctx=256, cache_ram=cache_ram) as spec:
+        text = list(LONG)
+        for _ in range(3):
+            full = checked_run(spec, text, max_tokens=10**6, ignore_eos=True)
+            text += full.tokens
+            assert (full.finish_reason, spec.state.n_past, len(text)) == ("length", 256, 257)
+            text = [*text[70:], *A]
+            ours = checked_run(spec, text, max_tokens=24, ignore_eos=True)
+            assert_equal(models, text, ours, alone(models, draft, text, max_tokens=24, ignore_eos=True))
+            assert ours.stats.prompt_n_cached == 0
+            assert ours.stats.draft_n_accepted > 0
+
+
 @settings(max_examples=10)
 @given(
     draft=st.sampled_from(DRAFTS),

@@ -211,6 +211,25 @@ def test_tokenizing_beside_a_run(pair: Pair, solo: dict[str, tuple[int, ...]]) -
         assert results == [solo["the"], *([[ids] * 200] * 3)]
 
 
+def test_conversations_of_four_threads_on_one_object(pair: Pair, solo: dict[str, tuple[int, ...]], alone: Path) -> None:
+    """S53: each goes on with its own text, kept in memory or in a file, whatever the others do between its calls."""
+
+    def talk(spec: pd.Speculator, prompt: str) -> list[Any]:
+        file, found = alone / str(PROMPTS.index(prompt)), []
+        text = spec.target.tokenize(prompt)
+        for _ in range(5):
+            found.append(spec.run(text, max_tokens=12, ignore_eos=True).tokens)
+            spec.save(file)  # a text of some thread
+            start = spec.load(file)
+            found.append(any(start[: len(ids)] == ids for ids in starts))
+        return found
+
+    with pd.Speculator(*pair, n_ctx=128, n_threads=1) as spec:
+        starts = [tuple(spec.target.tokenize(prompt)) for prompt in PROMPTS]
+        results = together(partial(talk, spec, prompt) for prompt in PROMPTS)
+        assert results == [[solo[prompt], True] * 5 for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("more", [2, 4])
 def test_more_threads_than_cpus(pair: Pair, more: int) -> None:
     """Threads that wait for each other give way to those that work."""
