@@ -59,8 +59,20 @@ def _checked(messages: Messages) -> list[dict[str, Any]]:
             raise TypeError(f"messages[{index}]={message!r} is not a mapping with 'role' and 'content'")
         if "role" not in message:
             raise ValueError(f"messages[{index}] has no 'role'; use system, user or assistant")
+        _check_parts(f"messages[{index}]", message.get("content"))
         turns.append(dict(message))
     return turns
+
+
+def _check_parts(name: str, content: Any) -> None:
+    # A template may write a token in the place of an image, which would stand there for nothing.
+    for part in content if isinstance(content, (list, tuple)) else ():
+        words = {str(part.get("type")), *map(str, part)} if isinstance(part, Mapping) else set()
+        found = next(
+            (word for word in sorted(words) if any(kind in word for kind in ("image", "audio", "video"))), None
+        )
+        if found is not None:
+            raise ValueError(f"{name} has a part that is no text, {found!r}; send text alone")
 
 
 @lru_cache(maxsize=8)

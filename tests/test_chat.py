@@ -99,6 +99,30 @@ def test_what_cannot_be_rendered_is_a_value_error(
     assert spec.state == before
 
 
+PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text if p.text else '<mask>' }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "image_url"),
+        ({"type": "image"}, "image"),
+        ({"image": "owl.png"}, "image"),
+        ({"type": "input_audio", "input_audio": {}}, "input_audio"),
+        ({"type": "video", "text": "a text all the same"}, "video"),
+    ],
+)
+def test_a_part_that_is_no_text_is_refused(with_template: Open, part: Any, name: str) -> None:
+    """S14: the template has a token for it, and there would be nothing behind that."""
+    spec = with_template(PARTS)
+    text = {"type": "text", "text": "the image of an owl"}
+    message = rf"messages\[1\] has a part that is no text, '{name}'; send text alone"
+    with pytest.raises(ValueError, match=message):
+        spec.run(messages=[TURNS[0], {"role": "user", "content": [text, part]}])
+    result = checked_run(spec, messages=[{"role": "user", "content": [text, text]}], max_tokens=8)
+    assert result.stats.prompt_n == len(spec.target.tokenize(2 * text["text"]))
+
+
 def test_either_a_prompt_or_messages(with_template: Open) -> None:
     spec = with_template("x")
     for arguments, message in (
