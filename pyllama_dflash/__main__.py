@@ -82,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: Exception, code: int) -> int:
-    common.say(
-        f"{common.PROGRAM}: error: {' '.join(_cli_options.in_flags(str(error)).split()) or type(error).__name__}"
-    )
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = f"{os.fsdecode(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    common.say(f"{common.PROGRAM}: error: {' '.join(_cli_options.in_flags(text).split()) or type(error).__name__}")
     return code
 
 

@@ -141,6 +141,9 @@ def _answer(
                 if n_all is not None:
                     progress(out.n_lines, n_all)
     out.finish()
+    if out.n_lines == n_before:
+        common.say("there are no prompts")
+        return 0
     speed = f"{many.predicted_n} tokens in {many.t_ms / 1000:.2f} s: {many.predicted_per_second:.1f} tok/s"
     common.say(f"{out.n_lines - n_before} prompts, {speed}" + (f"; {n_before} lines were there" if n_before else ""))
     if out.n_failed:

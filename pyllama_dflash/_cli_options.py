@@ -65,7 +65,8 @@ _TURNED_OFF = {
     "draft_vocab": "draft any token, whatever the draft's file lists",
 }
 # Of the commands that write a file.
-_OF_A_FILE = {"overwrite=True": "--force", "strict=False": "no --strict", "recipe=": "--recipe=", r"save\(\)": "--save"}
+_OF_A_FILE = {"overwrite=True": "--force", "strict=False": "no --strict", "recipe=": "--recipe="}
+_METHODS = {r"save\(\)": "--save", r"run_many\(\)": "the batch command", r"devices\(\)": "the version command"}
 _OF_THE_REPLY = {
     "max_tokens": "--n-predict",
     "stop": "--stop",
@@ -104,7 +105,7 @@ def add_options(parser: Any, names: Iterable[str]) -> None:
             kind = _READ.get(name, str if name.startswith("type_") else int)
             parser.add_argument(*VALUES[name], dest=name, type=kind, metavar="X", **described(name))
         else:
-            text, default = _TURNED_OFF.get(name, HELP[name]), DEFAULTS[name]
+            text, default = in_flags(_TURNED_OFF.get(name, HELP[name])), DEFAULTS[name]
             flags = SWITCHES[name]
             parser.add_argument(*flags, dest=name, action="store_const", default=default, const=not default, help=text)
 
@@ -112,7 +113,7 @@ def add_options(parser: Any, names: Iterable[str]) -> None:
 def described(name: str) -> dict[str, Any]:
     """Return an option's default and help as add_argument() takes them."""
     default = DEFAULTS[name]
-    text = HELP[name] if default is None else f"{HELP[name]} (default: {default})"
+    text = in_flags(HELP[name]) + ("" if default is None else f" (default: {default})")
     return {"default": default, "help": text.replace("%", "%%")}
 
 
@@ -126,7 +127,7 @@ def in_flags(message: str) -> str:
     for name, flags in SWITCHES.items():
         message = message.replace(f"{name}={not DEFAULTS[name]}", flags[-1])
         message = message.replace(f"{name}={DEFAULTS[name]}", f"no {flags[-1]}")
-    for text, flag in _OF_A_FILE.items():
+    for text, flag in {**_OF_A_FILE, **_METHODS}.items():
         message = re.sub(rf"(?<![\w./-]){text}", flag, message)
     names = {**{name: flags[-1] for name, flags in {**VALUES, **SWITCHES}.items()}, **_OF_THE_REPLY}
     # Not inside a path or a longer word; "stop", "devices" and "margin" are words of their own, so only before "=".

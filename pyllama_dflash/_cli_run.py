@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _sent(spec: Speculator, args: argparse.Namespace, prompt: str | None) -> dict[str, Any]:
     """What stream() takes of the prompt."""
-    if args.load or prompt is None:
+    if args.load is not None or prompt is None:
         return {"prompt": _cli_saved.loaded(spec, args, prompt)}
     if args.system_prompt is not None:
         turns = {"system": args.system_prompt, "user": prompt}
@@ -93,7 +93,7 @@ def _generate(spec: Speculator, args: argparse.Namespace, prompt: str | None) ->
     else:
         print(flush=True)
         _say_figures(stats, spec.draft_model is not None)
-    if args.save and (tokens or not code):  # half a prompt is nothing to go on with
+    if args.save is not None and (tokens or not code):  # half a prompt is nothing to go on with
         _cli_saved.save(spec, args.save, stats.prompt_n + stats.prompt_n_cached + len(tokens))
     return code
 

@@ -16,7 +16,10 @@ _A_REPLY = "the reply before"
 
 def add_arguments(parser: Any) -> None:
     """Add the flags."""
-    text = "go on with the text of a file that --save wrote; a prompt is what the user says next, with --raw its end"
+    text = (
+        "go on with the text of a file that --save wrote: the prompt is the user's next turn, with --raw it is added "
+    )
+    text += "to the text, and without one the text goes on as it is"
     parser.add_argument("--load", metavar="FILE", help=text)
     text = "after the reply, write the text and all that is evaluated of it, for --load with the same models"
     parser.add_argument("--save", metavar="FILE", help=text)
@@ -25,15 +28,15 @@ def add_arguments(parser: Any) -> None:
 def check(args: argparse.Namespace) -> None:
     """Refuse flags that contradict each other and files that will not do, before models are loaded."""
     without_prompt = args.prompt is None and args.file is None
-    if without_prompt and not args.load:
+    if without_prompt and args.load is None:
         raise ValueError("there is no prompt; give one by -p or -f, or a text to go on with by --load")
     if without_prompt and args.raw:
         raise ValueError("--raw has no effect without a prompt; give one by -p or -f, or leave it out")
-    if args.load and args.system_prompt is not None:
+    if args.load is not None and args.system_prompt is not None:
         raise ValueError("-sys is for the start of a text, which --load brings; leave one of them out")
-    if args.load:
+    if args.load is not None:
         _saved.check_kind(Path(args.load))
-    if args.save:
+    if args.save is not None:
         out, models = Path(args.save), (args.model, args.model_draft)
         check_place(out, True, [Path(model) for model in models if model], "one of the models")
         _saved.check_replaceable(out)

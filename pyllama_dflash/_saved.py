@@ -169,7 +169,7 @@ def check_kind(file: Path) -> None:
         raise ModelLoadError(f"{file} is no file; give the path that save() wrote")
     with file.open("rb") as source:
         if source.read(len(MAGIC)) != MAGIC:
-            raise ModelLoadError(f"{file} is none that save() wrote")
+            raise ModelLoadError(f"{file} is none that save() wrote; give the path of one")
 
 
 def read(file: Path) -> tuple[dict[str, Any], Bytes]:

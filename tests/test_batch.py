@@ -112,9 +112,11 @@ def test_an_input_too_large_to_be_tokenized_at_once(
 
 @pytest.mark.parametrize("text", ["", "\n\n \n"])
 def test_no_prompts(pair: Pair, tmp_path: Path, out: Path, text: str) -> None:
-    done = cli(*command(pair, written(tmp_path, [text]), out))
-    assert (done.returncode, done.stdout, out.read_bytes()) == (0, "", b"")
-    assert not state(out).exists()
+    for source in (written(tmp_path, [text]), "-"):
+        done = cli(*command(pair, source, out, "--restart"), text=text)
+        assert (done.returncode, done.stdout, out.read_bytes()) == (0, "", b"")
+        assert done.stderr == "there are no prompts\n"
+        assert not state(out).exists()
 
 
 BAD = {

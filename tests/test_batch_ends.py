@@ -170,7 +170,7 @@ def test_a_full_disk_behind_stdout(pair: Pair, tmp_path: Path) -> None:
         words = [str(word) for word in command(pair, source, "-")]
         done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "No space left on device" in done.stderr
+    assert "no space left on device" in done.stderr
     assert "/dev/full is there and is no file" in fails(1, *command(pair, source, "/dev/full"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,10 @@ def test_help(command: str) -> None:
     if command == "run":
         for name in ("n_max", "margin", "flash_attn"):
             assert pd.Params.__dataclass_fields__[name].metadata["help"][:20] in done.stdout
+    for word in re.findall(r"\w+\(\)|\b[a-z]+_[a-z_]+\b", done.stdout):  # Python's names say nothing to a shell
+        assert word in ("n_tokens", "max_tokens", "finish_reason", "run()", "attn_v", "ffn_down", "selector_hidden"), (
+            word
+        )
 
 
 def test_no_command() -> None:
@@ -158,7 +163,9 @@ def test_prompt_that_is_no_text(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"\xff\xfe")
     assert "not UTF-8" in fails(2, "run", "-m", pair[0], "-f", path)
-    assert "gone.txt" in fails(1, "run", "-m", pair[0], "-f", tmp_path / "gone.txt")
+    gone = tmp_path / "gone.txt"
+    assert f"error: {gone}: no such file or directory\n" in fails(1, "run", "-m", pair[0], "-f", gone)
+    assert f"error: {tmp_path}: is a directory\n" in fails(1, "run", "-m", pair[0], "-f", tmp_path)
     assert "no tokens" in fails(2, "run", "-m", pair[0], "--raw", "-f", "-", text="")
 
 

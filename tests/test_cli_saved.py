@@ -191,6 +191,7 @@ def test_flags_that_contradict_each_other(run: tuple[Any, ...], whole: Path) -> 
         ((), "there is no prompt; give one by -p or -f, or a text to go on with by --load"),
         (("--save", whole), "there is no prompt; "),
         (("--load", whole, "--raw"), "--raw has no effect without a prompt; give one by -p or -f, or leave it out"),
+        (("--load", "", "-p", "a", "-sys", "b"), "-sys is for the start of a text"),
         (("--load", whole, "-p", "a", "-sys", "b"), "-sys is for the start of a text, which --load brings; leave one"),
     ):
         assert message in fails(2, *run, *flags)
@@ -201,9 +202,12 @@ def test_files_that_are_no_text(run: tuple[Any, ...], whole: Path, alone: Path) 
     (alone / "mine").write_text("something else")
     (alone / "bad").write_bytes(whole.read_bytes()[:-1])
     for run_ in (run, ("run", "-m", alone / "gone.gguf")):
-        assert f"{alone / 'mine'} is none that --save wrote" in fails(1, *run_, "--load", alone / "mine")
+        assert f"{alone / 'mine'} is none that --save wrote; give the path of one" in fails(
+            1, *run_, "--load", alone / "mine"
+        )
         assert f"{alone} is no file; give the path that --save wrote" in fails(1, *run_, "--load", alone)
-        assert str(alone / "absent") in fails(1, *run_, "--load", alone / "absent")
+        assert f"{alone / 'absent'}: no such file" in fails(1, *run_, "--load", alone / "absent")
+        assert ". is no file; give the path that --save wrote" in fails(1, *run_, "--load", "")
     message = f"{alone / 'bad'} is damaged or cut short: its checksum is wrong; save the text anew"
     assert message in fails(1, *run, "--load", alone / "bad")
 
@@ -213,6 +217,7 @@ def test_places_that_are_none(run: tuple[Any, ...], alone: Path) -> None:
     (alone / "mine").write_text("something else")
     for code, place, message in (
         (1, alone, f"{alone} is a directory; give the path of the file to write"),
+        (1, "", ". is a directory; give the path of the file to write"),
         (1, alone / "a" / "b", f"there is no folder {alone / 'a'} for b; make it first"),
         (1, alone / "mine", f"{alone / 'mine'} is there already and is none that --save wrote; give another path"),
         (1, "/dev/null", "/dev/null is there and is no file; give another path"),
