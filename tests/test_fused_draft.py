@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import Models, checked_run, compare_drafts
+from laws import TINY, Models, checked_run, compare_drafts
 from tiny import DRAFTS, N_VOCAB, SAID, Draft, Target
 
 import pyllama_dflash as pd
@@ -148,6 +148,29 @@ def test_quantised_weights(models: Models, weights: str) -> None:
     for _ in range(4):
         two.verify(two.draft())
     assert two.n_compared >= 14
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("fused", [True, False], ids=["our graph", "llama.cpp's"])
+def test_features_of_any_size_through_an_f16_fc(tmp_path: Path, fused: bool, scale: float) -> None:
+    """F16 holds numbers up to 65504. The reference is the same draft with its F16 numbers stored as F32."""
+    target, draft = TARGET.file(), Draft(own=True, weights="F16").file()
+    target.tensors["token_embd.weight"] *= np.float32(scale)
+    for name, tensor in draft.tensors.items():
+        if tensor.ndim == 2:
+            draft.tensors[name] = tensor.astype(np.float16).astype(np.float32)
+    paths = [target.write(tmp_path / "target.gguf"), draft.write(tmp_path / "half.gguf")]
+    draft.weights = "F32"
+    paths.append(draft.write(tmp_path / "single.gguf"))
+    options = {**TINY, "fused_draft": fused}
+    with pd.Speculator(paths[0], paths[1], **options) as half, pd.Speculator(paths[0], paths[2], **options) as single:
+        for spec in (half, single):
+            spec.prefill(PROMPT)
+        for _ in range(4):
+            drafts = [spec.draft() for spec in (half, single)]
+            assert len(drafts[0].tokens) == 7
+            compare_drafts(*drafts, tolerance=0.2)
+            assert half.verify(drafts[1]).chosen == single.verify(drafts[1]).chosen
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -72,6 +72,9 @@ private:
             }
             all = all ? ggml_concat(ctx_, all, leaf, 0) : leaf;
         }
+        if (scales_features(w_)) {
+            all = ggml_rms_norm(ctx_, all, FEATURE_EPS);
+        }
         return norm(ggml_mul_mat(ctx_, w_.fc, all), w_.output_norm_enc);
     }
 

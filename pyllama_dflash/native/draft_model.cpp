@@ -61,6 +61,10 @@ void check_layer(const llama_layer & l) {
 
 }  // namespace
 
+bool scales_features(const llama_model & draft) {
+    return draft.fc != nullptr && draft.fc->type == GGML_TYPE_F16;
+}
+
 DraftModel::DraftModel(const Model & draft, const Model & target, bool reduce)
     : dry_run_(draft.dry_run()),
       model_(*draft.llama()),

@@ -16,6 +16,12 @@ struct Unsupported : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// An F16 weight takes what it multiplies as F16, and the features of some targets reach beyond 65504. A norm follows the fusing
+// layer, so a position's features may be divided by any number: here by sqrt(mean square + FEATURE_EPS), which is near 1 for small
+// ones, where that norm's eps counts.
+constexpr float FEATURE_EPS = 1.0f;
+bool            scales_features(const llama_model & draft);
+
 class DraftModel {
 public:
     // Throws Unsupported. target: the model whose embeddings and head the draft shares if it has none. reduce: of a shared head,

@@ -2,13 +2,14 @@
 
 #include "cuda_graphs.h"
 #include "devices.h"
+#include "draft_model.h"
 #include "engine_params.h"
 #include "error.h"
 #include "llama-ext.h"
 #include "llama-model.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 
 namespace pld {
 
@@ -23,6 +24,13 @@ const Model & with_head_in_reach(const Model & draft, const llama_model & target
             format("%s has no head of its own and llama.cpp's graph can't read the target's on %s; name that in devices_draft",
                    draft.header().name().c_str(), ggml_backend_dev_name(dev)));
     return draft;
+}
+
+void scale(float * row, size_t n) {
+    double sum = 0;
+    std::for_each(row, row + n, [&](double x) { sum += x * x; });
+    const auto factor = static_cast<float>(1 / std::sqrt(sum / static_cast<double>(n) + FEATURE_EPS));
+    std::for_each(row, row + n, [&](float & x) { x *= factor; });
 }
 
 }  // namespace
@@ -63,6 +71,9 @@ void LlamaDrafter::add_features(const std::vector<BatchRows> & rows) {
         for (size_t i = row; i < row + static_cast<size_t>(r.n_kept); ++i) {
             for (const auto * layer : layers) {
                 s.pending.insert(s.pending.end(), layer + i * n_embd_, layer + (i + 1) * n_embd_);
+            }
+            if (scales_features(*model_->llama())) {
+                scale(s.pending.data() + s.pending.size() - width_, width_);
             }
         }
         row += static_cast<size_t>(r.n);
