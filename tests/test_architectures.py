@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from arch_models import Arch
 from arch_table import ARCHS, draft_reading
-from laws import Models, checked_run, first_difference
+from laws import TINY, Models, checked_run, compare_drafts, first_difference
 from tiny import N_VOCAB
 
 import pyllama_dflash as pd
@@ -68,14 +68,26 @@ def test_text_does_not_depend_on_what_was_drafted(models: Models, arch: Arch) ->
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS.values() if arch.shown != "none"], ids=repr)
 def test_a_draft_that_reads_its_layers_changes_nothing(models: Models, arch: Arch) -> None:
-    if arch.name == "bitnet":  # it multiplies by its embeddings
-        with pytest.raises(pd.IncompatibleModelsError, match="have no output head that a draft could share"):
-            models.fresh(arch, DRAFT)
-        return
     text = models.plain(arch, PROMPT, max_tokens=N_TOKENS, ignore_eos=True).tokens
     result = checked_run(models.get(arch, DRAFT), PROMPT, max_tokens=N_TOKENS, ignore_eos=True)
     models.assert_same(arch, PROMPT, result.tokens, text)
     assert result.stats.draft_n > 0
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["our graph", "llama.cpp's"])
+def test_embeddings_that_serve_as_a_head_are_shared(models: Models, tmp_path: Path, fused: bool) -> None:
+    """The reference is the same draft with a copy of them as embeddings and head of its own."""
+    bitnet = ARCHS["bitnet"]
+    own = DRAFT.file()
+    own.tensors["token_embd.weight"] = own.tensors["output.weight"] = bitnet.file().tensors["token_embd.weight"]
+    shares = models.get(bitnet, DRAFT, fused_draft=fused)
+    with pd.Speculator(shares.target.path, own.write(tmp_path / "own.gguf"), fused_draft=fused, **TINY) as owns:
+        assert shares.fused_draft is owns.fused_draft is fused
+        for spec in (shares, owns):
+            spec.prefill(PROMPT)
+        drafts = [spec.draft() for spec in (shares, owns)]
+        assert len(drafts[0].tokens) == 4
+        assert compare_drafts(*drafts, tolerance=1e-5) == 4
 
 
 def test_a_state_that_the_kernels_overrun_is_refused(tmp_path: Path) -> None:

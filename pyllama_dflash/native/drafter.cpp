@@ -47,10 +47,6 @@ std::vector<int32_t> token_ids(const float * ids, int32_t n, int32_t n_vocab) {
 
 std::unique_ptr<Drafter> make_drafter(std::shared_ptr<Model> model, const Model & target, Context & ctx,
                                       const pld_engine_params & params) {
-    // Some models multiply by their embeddings and have no head to share.
-    require(model->facts().own_head || target.llama()->output != nullptr, PLD_E_PAIR,
-            target.header().name() + ": models of kind '" + target.header().arch() +
-                "' have no output head that a draft could share; use a draft with a head of its own, or run it without a draft");
     if (params.fused_draft) {
         try {
             const log::Opening opening;  // ggml checks shapes by assertion

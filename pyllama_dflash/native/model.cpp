@@ -25,6 +25,9 @@ Model::Model(const std::string & path, const pld_model_params & params, bool dry
                 "; convert the file again, or upgrade this package if the model is newer");
     require(!llama_model_has_encoder(llama_.get()) || facts_.kind != PLD_KIND_TARGET, PLD_E_LOAD,
             path + ": encoder-decoder models are not supported; give a model that only decodes");
+    if (facts_.kind == PLD_KIND_TARGET && llama_->output == nullptr) {
+        llama_->output = llama_->tok_embd;  // some models multiply by their embeddings; a draft asks for the head
+    }
 }
 
 llama_model * Model::llama() const {
