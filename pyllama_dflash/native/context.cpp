@@ -41,7 +41,8 @@ Context::Context(llama_model * model, const llama_context_params & params, const
     const log::Opening opening;
     ctx_ = llama_init_from_model(model, params);
     require(ctx_ != nullptr, opening.out_of_memory() ? PLD_E_MEMORY : PLD_E_LOAD,
-            format("no context of %u tokens could be made for the %s", params.n_ctx, what) + opening.reason());
+            format("no context of %u tokens could be made for the %s", params.n_ctx, what) + opening.reason() +
+                (opening.out_of_memory() ? "; lower n_ctx" : "; convert the file again, or upgrade this package if the model is newer"));
     if (memory() == nullptr) {
         llama_free(ctx_);
         throw Error(PLD_E_LOAD, format("the %s does not generate text: it has no memory of earlier tokens", what));
