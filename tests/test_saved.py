@@ -36,7 +36,18 @@ KINDS = [
     "rwkv7",
     "jamba",
 ]
-KINDS += ["falcon-h1", "qwen35", "qwen35moe", "qwen4exp", "kimi-linear", "deepseek4", "lfm2", "minimax-01"]
+KINDS += [
+    "minimax-m3",
+    "dots3note",
+    "falcon-h1",
+    "qwen35",
+    "qwen35moe",
+    "qwen4exp",
+    "kimi-linear",
+    "deepseek4",
+    "lfm2",
+    "minimax-01",
+]
 GO_ON = """
     import json, sys
     import pyllama_dflash as pd
@@ -346,7 +357,11 @@ def test_facts_with_a_right_checksum(alone: Path, models: Models, whole: Path) -
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "llama llama.cpp's", "gemma3", "qwen2vl", "qwen35", "jamba", "mamba2", "deepseek4", "qwen4exp"]
+    "name",
+    [
+        *("llama", "llama llama.cpp's", "gemma3", "qwen2vl", "qwen35", "jamba", "mamba2"),
+        *("deepseek4", "deepseek32", "dots3note", "qwen4exp", "minimax-m3"),
+    ],
 )
 def test_native_checks(files: Files, name: str) -> None:
     """States with a right checksum and wrong contents: an error that leaves nothing, or a text; never a signal."""

@@ -6,8 +6,10 @@
 #include "llama-kv-cache-dsa.h"
 #include "llama-kv-cache-dsv4.h"
 #include "llama-kv-cache-iswa.h"
+#include "llama-kv-cache-msa.h"
 #include "llama-memory-hybrid-idx.h"
 #include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-recurrent.h"
 
 #include <algorithm>
 #include <cstring>
@@ -55,7 +57,7 @@ struct Cache {
     bool                   windowed;  // or perhaps so
 };
 
-// Those whose cells stand for positions; null if the model has none.
+// Those whose cells stand for positions.
 std::vector<Cache> caches(llama_memory_t memory) {
     const auto both = [](const llama_kv_cache_iswa & m) { return std::vector<Cache>{{m.get_base(), false}, {m.get_swa(), true}}; };
     if (auto * m = dynamic_cast<llama_memory_hybrid_idx *>(memory)) {
@@ -79,7 +81,15 @@ std::vector<Cache> caches(llama_memory_t memory) {
     if (auto * m = dynamic_cast<llama_kv_cache_dsa_iswa *>(memory)) {
         return {{m->get_dsa()->get_mla(), false}, {m->get_dsa()->get_lid(), false}, {m->get_swa(), true}};
     }
-    return {{dynamic_cast<llama_kv_cache *>(memory), false}};
+    if (auto * m = dynamic_cast<llama_kv_cache_msa *>(memory)) {
+        return {{m->get_base(), false}, {m->get_idx(), false}};
+    }
+    if (auto * m = dynamic_cast<llama_kv_cache *>(memory)) {
+        return {{m, false}};
+    }
+    require(dynamic_cast<llama_memory_recurrent *>(memory) != nullptr, PLD_E_INTERNAL,
+            "what a state holds cannot be checked for a memory of this kind; evaluate the text again");
+    return {};
 }
 
 }  // namespace
@@ -87,9 +97,6 @@ std::vector<Cache> caches(llama_memory_t memory) {
 void require_positions(llama_memory_t memory, int32_t seq, int32_t n_past) {
     for (const auto & cache : caches(memory)) {
         Numbers numbers;
-        if (cache.kv == nullptr) {
-            continue;
-        }
         cache.kv->state_write(numbers, seq);
         auto found = numbers.positions();
         std::sort(found.begin(), found.end());
@@ -98,7 +105,7 @@ void require_positions(llama_memory_t memory, int32_t seq, int32_t n_past) {
             require(found[static_cast<size_t>(i)] == n_past - n + i, PLD_E_ARGUMENT,
                     format("the target's cache has position %d where %d belongs", found[static_cast<size_t>(i)], n_past - n + i));
         }
-        require(cache.windowed || n == 0 || n == n_past, PLD_E_ARGUMENT,
+        require(cache.windowed || n == n_past, PLD_E_ARGUMENT,
                 format("the target's cache has %d positions, not %d", n, n_past));
     }
 }
