@@ -21,6 +21,7 @@ from .stream import Steps
 
 Job = Union[Prompt, _chat.Messages, Mapping[str, Any]]
 MAX_PARALLEL = 64
+MAX_TOKENS = 1 << 28  # of an engine's sequences together
 _AHEAD = 16  # times n_parallel: results that wait for an earlier one, at most
 _STEP = 256  # an engine's context grows in steps, so that it serves a later call that needs a little more
 _FEW = 4096  # prompts of a list that are all tokenised first, to open no larger a context than they take
@@ -73,6 +74,7 @@ class Many(Steps[ManyResult]):
         try:
             self._session.turn.take(hold, whole=False)
             tasks, n_parallel, n_ctx = self._prepared(prompts)
+            self._check_size(n_parallel, n_ctx)
             n_taken, more = 0, True
             while more or (self._slots and self._slots.oldest is not None):
                 while more and self._may_take(n_taken):
@@ -113,6 +115,15 @@ class Many(Steps[ManyResult]):
         needs = [task.n_needed for task in known if isinstance(task, Task)]
         n_ctx = -(-max(needs, default=1) // _STEP) * _STEP
         return iter(known), max(1, min(self._n_parallel, len(needs))), min(n_ctx, self._session.n_ctx)
+
+    def _check_size(self, n_parallel: int, n_ctx: int) -> None:
+        """Refuse more tokens than an engine counts; what is asked for here may be less than what the caller said."""
+        if n_parallel * n_ctx > MAX_TOKENS:
+            raise ValueError(
+                f"n_parallel={self._n_parallel} prompts side by side, at n_ctx={self._session.n_ctx}, take "
+                f"{n_parallel * n_ctx} tokens of context, more than {MAX_TOKENS}; "
+                f"lower n_parallel to {MAX_TOKENS // n_ctx}, or n_ctx"
+            )
 
     def _prepare(self, index: int, job: Any) -> Task | ManyResult:
         try:

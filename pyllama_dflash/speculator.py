@@ -234,7 +234,7 @@ class Speculator(View, Saving):
             An iterator of ManyResult. A prompt that fails has its error there, and the others go on.
 
         Raises:
-            ValueError, TypeError: an argument is out of range.
+            ValueError, TypeError: an argument is out of range; from the first result on: n_parallel times n_ctx is.
             MemoryError: from the first result on: the context does not fit; lower n_parallel or n_ctx.
             BusyError, OrderError, ClosedError: as for stream().
         """

@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 import child
 import pytest
+from arch_table import ARCHS
 from laws import Models
 from test_run_many import DRAFTS, OPTIONS, PROMPTS, TARGET, good, solo, tokens
 from test_threads import together
@@ -262,6 +263,20 @@ def test_a_context_that_cannot_fit_is_refused_before_it_is_tried(models: Models)
         pytest.raises(MemoryError, match=r"=1048576 needs .* lower n_parallel"),
     ):
         list(spec.run_many(iter(PROMPTS), n_parallel=64))
+
+
+def test_more_tokens_than_an_engine_counts(models: Models) -> None:
+    """A recurrent state takes no memory for its context, so that nothing else is in the way."""
+    with models.fresh(ARCHS["mamba2"], n_ctx=1 << 23) as spec:
+        took = (
+            "at n_ctx=8388608, take 536870912 tokens of context, more than 268435456; lower n_parallel to 32, or n_ctx"
+        )
+        with pytest.raises(ValueError, match=f"^n_parallel=64 prompts side by side, {took}$"):
+            list(spec.run_many(iter(PROMPTS), n_parallel=64))
+        long = [{"prompt": [5, 6], "max_tokens": (1 << 23) - 600}] * 40
+        with pytest.raises(ValueError, match=r"^n_parallel=50 .* at n_ctx=8388608, take 335523840 tokens .* to 32, or"):
+            list(spec.run_many(long, n_parallel=50))
+        assert len(tokens(spec.run_many(PROMPTS, n_parallel=64, max_tokens=4))) == len(PROMPTS)
 
 
 # the context that is kept ---------------------------------------------------------------------------------------------
