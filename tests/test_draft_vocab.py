@@ -227,6 +227,28 @@ def test_its_size_can_be_read(files: Files) -> None:
     assert "drafted vocabulary" not in str(pd.inspect(files.path(Draft())))
 
 
+@pytest.mark.parametrize("target", [TARGET, PANELS], ids=["F32", "Q8_0"])
+def test_its_rows_are_shared_by_the_context_of_run_many(tmp_path: Path, files: Files, target: Target) -> None:
+    """They are read once: zeros take the head's place in the file in between."""
+    path = tmp_path / "target.gguf"
+    path.write_bytes(files.path(target).read_bytes())
+    head = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "output.weight")
+    draft = files.path(listed(Draft(), SAID))
+    with pd.Speculator(path, draft, **TINY, use_mmap=False) as spec:
+        alone = checked_run(spec, PROMPT, max_tokens=40, ignore_eos=True)
+        memory = spec.memory
+        with path.open("r+b") as file:
+            file.seek(head.data_offset)
+            file.write(bytes(head.n_bytes))
+        for _ in range(2):
+            for result in spec.run_many([PROMPT] * 3, n_parallel=3, max_tokens=40, ignore_eos=True):
+                assert result.result is not None
+                assert result.result.tokens == alone.tokens
+                assert result.result.stats.draft_n_accepted == alone.stats.draft_n_accepted > 10
+        assert spec.memory.total.draft_weights == memory.total.draft_weights
+        assert spec.memory.total.draft_kv > 2 * memory.total.draft_kv
+
+
 @ON_CPU
 @pytest.mark.parametrize("target", [TARGET, PANELS], ids=["F32", "Q8_0"])
 def test_its_rows_are_counted_and_foretold(models: Models, target: Target) -> None:

@@ -2,6 +2,8 @@
 
 #include "error.h"
 
+#include <algorithm>
+
 namespace pld {
 
 namespace {
@@ -80,6 +82,24 @@ DraftHead rows_of_head(const ggml_tensor * head, const std::vector<int32_t> & to
         ggml_backend_tensor_set(t, rows.data(), 0, rows.size());
     }
     return out;
+}
+
+std::shared_ptr<const DraftHead> DraftHeads::get(const llama_model * target, bool rows, const std::function<DraftHead()> & make) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    kept_.erase(std::remove_if(kept_.begin(), kept_.end(), [](const Kept & k) { return k.head.expired(); }), kept_.end());
+    for (const auto & k : kept_) {
+        if (k.target == target && k.rows == rows) {
+            if (auto head = k.head.lock()) {
+                return head;
+            }
+        }
+    }
+    auto head = std::make_shared<const DraftHead>(make());
+    if (head->tensor == nullptr) {
+        return nullptr;
+    }
+    kept_.push_back({target, rows, head});
+    return head;
 }
 
 }  // namespace pld

@@ -110,9 +110,11 @@ DraftModel::DraftModel(const Model & draft, const Model & target, bool reduce)
 // Where the draft computes: as it lies, only the rows that are drafted from, or a copy.
 void DraftModel::place_head(const Model & draft, const Model & target, bool reduce) {
     if (reduce && !facts_.draft_vocab.empty()) {
-        copy_ = rows_of_head(head_, facts_.draft_vocab, target.header(), device_, draft.repack(), dry_run_);
-        if (copy_.tensor) {
-            head_  = copy_.tensor;
+        copy_ = draft.heads().get(target.llama(), /*rows=*/true, [&] {
+            return rows_of_head(head_, facts_.draft_vocab, target.header(), device_, draft.repack(), dry_run_);
+        });
+        if (copy_) {
+            head_  = copy_->tensor;
             vocab_ = facts_.draft_vocab;
             return;
         }
@@ -122,8 +124,8 @@ void DraftModel::place_head(const Model & draft, const Model & target, bool redu
     if (auto * dev = device_of(head_); dev != device_) {
         // Its own buffer knows how to give its rows back, unless they were laid out anew for a CPU.
         unless(ggml_backend_buffer_is_host(head_->buffer) || is_gpu(dev), "the head it shares is laid out for the CPU");
-        copy_ = copy_head(head_, device_, dry_run_);
-        head_ = copy_.tensor;
+        copy_ = draft.heads().get(target.llama(), /*rows=*/false, [&] { return copy_head(head_, device_, dry_run_); });
+        head_ = copy_->tensor;
     }
 }
 

@@ -37,7 +37,7 @@ public:
     // Rows of the head that are tokens: all, or those before its padding.
     int64_t n_head() const { return vocab_.empty() ? head_->ne[1] : n_token_map(); }
     // Bytes of a head that was copied, since it lay on another device or only some of its rows are used.
-    size_t n_copied() const { return copy_.memory.n_bytes; }
+    size_t n_copied() const { return copy_ ? copy_->memory.n_bytes : 0; }
     // The one device that holds every weight that the graph reads.
     ggml_backend_dev_t device() const { return device_; }
 
@@ -56,14 +56,14 @@ public:
 private:
     void place_head(const Model & draft, const Model & target, bool reduce);
 
-    bool                dry_run_;
-    const llama_model & model_;
-    const DraftFacts &  facts_;
-    ggml_tensor *       embd_;
-    ggml_tensor *       head_;
-    ggml_backend_dev_t  device_ = nullptr;
-    DraftHead           copy_;
-    std::vector<int32_t> vocab_;  // the tokens of a copy of some rows
+    bool                             dry_run_;
+    const llama_model &              model_;
+    const DraftFacts &               facts_;
+    ggml_tensor *                    embd_;
+    ggml_tensor *                    head_;
+    ggml_backend_dev_t               device_ = nullptr;
+    std::shared_ptr<const DraftHead> copy_;
+    std::vector<int32_t>             vocab_;  // the tokens of a copy of some rows
 };
 
 }  // namespace pld

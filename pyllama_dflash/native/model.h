@@ -2,6 +2,7 @@
 #pragma once
 
 #include "api.h"
+#include "draft_head.h"
 #include "header.h"
 #include "llama.h"
 #include "load_params.h"
@@ -20,6 +21,7 @@ public:
 
     const Header &     header() const { return header_; }
     const DraftFacts & facts() const { return facts_; }
+    DraftHeads &       heads() const { return heads_; }
     pld_model_info     info() const;
     bool               dry_run() const { return dry_run_; }
     bool               repack() const { return load_.llama().use_extra_bufts; }
@@ -46,6 +48,7 @@ private:
     DraftFacts                         facts_;
     LoadParams                         load_;
     bool                               dry_run_;
+    mutable DraftHeads                 heads_;  // of targets, if this is a draft
     std::unique_ptr<llama_model, Free> llama_;
 };
 
