@@ -83,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _fail(error: Exception, code: int) -> int:
     text = str(error)
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        text = f"{os.fsdecode(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    if isinstance(error, OSError) and isinstance(error.filename, str) and error.strerror:
+        text = f"{error.filename}: {error.strerror.lower()}"
     common.say(f"{common.PROGRAM}: error: {' '.join(_cli_options.in_flags(text).split()) or type(error).__name__}")
     return code
 

@@ -97,7 +97,7 @@ class Output:
                 self._synced = monotonic()
         except OSError as error:
             kept = f"its first {self.n_lines} lines are good; make room and run the same command again"
-            raise OSError(f"{self.out} could not be written, {error.strerror}: {kept}") from error
+            raise OSError(f"{self.out} could not be written, {str(error.strerror).lower()}: {kept}") from error
         self.n_lines += 1
         self.n_failed += failed
 

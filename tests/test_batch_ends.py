@@ -153,7 +153,7 @@ def test_a_full_disk(pair: Pair, tmp_path: Path, out: Path) -> None:
         # The limit is of any file's size: that of the state must be below it, unless its own write is to fail.
         done = child.python(WITH_ROOM_FOR, n_bytes, *command(pair, source, out), cwd=None)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-        assert "File too large" in done.stderr
+        assert "file too large" in done.stderr
         assert whole.startswith(out.read_bytes())
         if n_bytes > 10:
             assert out.stat().st_size == n_bytes
