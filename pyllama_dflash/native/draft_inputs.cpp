@@ -155,7 +155,7 @@ void DraftInputs::upload(const DraftRows & rows, const std::vector<DraftBlock> &
 
     auto * cell     = reinterpret_cast<int64_t *>(place(at.window, at.cell));
     auto * position = reinterpret_cast<int32_t *>(place(at.window, at.position));
-    for (int32_t s = 0; s < rows.n_seqs; ++s) {
+    for (int32_t s = 0; rows.n_block > 0 && s < rows.n_seqs; ++s) {
         const auto & b = blocks[static_cast<size_t>(s)];
         for (int32_t i = 0; i < rows.n_block; ++i) {
             *position++ = b.pos + i;
