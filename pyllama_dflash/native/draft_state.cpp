@@ -37,8 +37,8 @@ DraftState read_draft_state(const uint8_t * data, size_t size, const DraftState 
     require(s.n_past <= n_ctx, PLD_E_ARGUMENT,
             format("the draft's state has %d positions and n_ctx is %d; raise n_ctx", s.n_past, n_ctx));
     require(positions_kept(s.n_past, s.low, window) == s.n_past, PLD_E_ARGUMENT,
-            format("the draft's state has the last %d of %d positions; lower n_ctx_draft=%d, or evaluate the prompt again",
-                   s.n_past - s.low, s.n_past, window));
+            format("the draft's state has the last %d of %d positions; open with n_ctx_draft=%d, or evaluate the prompt again",
+                   s.n_past - s.low, s.n_past, s.n_past - s.low));
     return s;
 }
 

@@ -36,7 +36,6 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, const Model & target, C
       n_vocab_(target.n_vocab()),
       n_candidates_(candidates_of(model_->facts(), n_vocab_)),
       n_ctx_(params.n_ctx),
-      window_(draft_window(params)),
       sight_(draft_sight(params, *model_->llama())),
       widest_(std::min(model_->facts().block_size, std::max(params.n_max, 1) + 1)),
       max_rows_(std::max(params.n_ubatch, params.n_seq_max * (params.n_max + 1))),
@@ -289,7 +288,7 @@ int32_t FusedDrafter::truncate(int32_t seq, int32_t pos) {
     if (pos >= n_past(seq)) {
         return n_past(seq);
     }
-    if (positions_kept(pos, s.low, window_) < pos || pos == 0) {
+    if (positions_kept(pos, s.low, sight_) < pos || pos == 0) {
         s = {};
         return 0;
     }
@@ -330,7 +329,7 @@ void FusedDrafter::state_write(int32_t seq, uint8_t * out) {
 
 void FusedDrafter::state_read(int32_t seq, const uint8_t * data, size_t size) {
     at(seq)      = {};
-    const auto s = read_draft_state(data, size, header(seq), n_ctx_, window_);
+    const auto s = read_draft_state(data, size, header(seq), n_ctx_, sight_);
     require(s.n_bytes == static_cast<size_t>(s.n_past - s.low) * cache_.row_size(), PLD_E_ARGUMENT,
             "the draft's state is damaged: its rows are not as many as its positions");
     cache_.set(seq, s.low, s.n_past, data + sizeof(s));

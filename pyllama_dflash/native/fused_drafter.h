@@ -69,8 +69,7 @@ private:
     int32_t                n_vocab_;
     int32_t                n_candidates_;
     int32_t                n_ctx_;
-    int32_t                window_;    // positions before a block that are kept
-    int32_t                sight_;     // those of them that it sees
+    int32_t                sight_;     // positions before a block that it sees
     int32_t                widest_;    // rows of a block
     int32_t                max_rows_;  // of a batch of the target
     bool                   flash_attn_;
