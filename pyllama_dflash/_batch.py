@@ -46,7 +46,7 @@ class Output:
 
     def __init__(self, out: Path, made_of: Mapping[str, Any], restart: bool = False) -> None:
         self.out = Path(os.path.realpath(out))
-        self.state = self.out.with_name(f"{self.out.name}.state")
+        self.state = state_of(out)
         self.n_lines = self.n_failed = 0
         self._n_bytes, self._synced = 0, monotonic()
         self._made_of: dict[str, Any] = json.loads(json.dumps(made_of))
@@ -57,6 +57,8 @@ class Output:
             stack.callback(self._forget if known is None else lambda: None)
             if restart:
                 known = None
+            elif known == {}:
+                raise ValueError(f"{self.state} is damaged; give another path, or {AGAIN}")
             elif known is not None:
                 _check_same(known, self._made_of, self.out)
                 self._count()
@@ -139,6 +141,12 @@ class Output:
         self._left.close()
 
 
+def state_of(out: Path) -> Path:
+    """Return the path of the state of a file: beside it, where a symbolic link leads."""
+    out = Path(os.path.realpath(out))
+    return out.with_name(f"{out.name}.state")
+
+
 def _locked(state: Path, out: Path) -> FileIO:
     """Open the state and lock it; its lock goes with the process, however that ends."""
     import fcntl  # only here: the other commands run where it is not
@@ -159,14 +167,15 @@ def _locked(state: Path, out: Path) -> FileIO:
 
 
 def _read_state(file: FileIO, state: Path) -> dict[str, Any] | None:
-    """Return what a state says; None if it is new, or its writer was killed before it was whole."""
+    """Return what a state says: nothing if it is damaged; None if it is new, or its writer was killed too early."""
     raw = file.readall()
     if not (raw.startswith(_MARK) or _MARK.startswith(raw)):
         raise FileExistsError(f"{state} is there and is no state of this version; move it away, or give another path")
     if not raw.endswith(b"\n"):
         return None
-    known: dict[str, Any] = json.loads(raw)
-    return known
+    with suppress(ValueError, RecursionError):
+        return dict(json.loads(raw))
+    return {}
 
 
 def _check_same(known: Mapping[str, Any], made_of: Mapping[str, Any], out: Path) -> None:

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import io
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -13,11 +14,12 @@ from dataclasses import dataclass, fields
 from io import FileIO
 from itertools import islice
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from . import _cli_common as common
 from . import _cli_models
-from ._batch import Output
+from ._batch import Output, state_of
 from ._cli_options import HELP, SWITCHES, VALUES, add_options, described, given
 from ._cli_progress import Progress
 from ._fingerprint import fingerprint
@@ -100,13 +102,21 @@ def run(args: argparse.Namespace) -> int:
         if args.output == "-":
             out = Stdout()
         else:
-            check_place(Path(args.output), True, [Path(args.input)], "the input")
+            _check_places(Path(args.output), args.input, [path for path in pair if path])
             out = stack.enter_context(Output(Path(args.output), _made_of(args, pair, options, raw), args.restart))
         try:
             return _answer(args, pair, options, raw, out)
         except KeyboardInterrupt:
             common.say(f"interrupted after {out.n_lines} lines" + _how_to_go_on(args, out))
             return 130
+
+
+def _check_places(out: Path, given: str, models: list[str | Path]) -> None:
+    """Refuse a place of OUT, or of its state, where no file may be written."""
+    check_place(out, True)
+    for place in (out, state_of(out)):
+        check_place(place, True, [Path(given)] if given != "-" else (), "the input")
+        check_place(place, True, map(Path, models), "one of the models")
 
 
 def _made_of(
@@ -213,15 +223,17 @@ def _jobs(lines: Iterable[tuple[int, bytes]], waiting: dict[int, Line]) -> Itera
 
 def _parsed(number: int, raw: bytes) -> Line:
     try:
-        value = json.loads(raw.strip().decode("utf-8-sig"), parse_constant=_no_number)
+        value = json.loads(raw.strip().decode("utf-8-sig"), parse_float=_finite, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         return Line(number, {}, {}, f"it is not JSON: {error.msg}: character {error.pos + 1}")
     except UnicodeDecodeError:
         return Line(number, {}, {}, "it is not UTF-8 text")
     except RecursionError:
         return Line(number, {}, {}, "it is nested too deeply")
-    except ValueError as error:
-        return Line(number, {}, {}, f"it is not JSON: {error}")
+    except _NumberError as error:
+        return Line(number, {}, {}, str(error))
+    except ValueError:
+        return Line(number, {}, {}, "it has an integer of too many digits; give it as a string")
     if not isinstance(value, dict):
         return Line(number, {}, {}, 'it is no JSON object; give {"prompt": ...} or {"messages": ...}')
     head = {"id": value.pop("id")} if "id" in value else {}
@@ -231,8 +243,19 @@ def _parsed(number: int, raw: bytes) -> Line:
     return Line(number, value, head)
 
 
+class _NumberError(ValueError):
+    """What a number of a line cannot be."""
+
+
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number")
+    raise _NumberError(f"it is not JSON: {text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # its reply would repeat it as Infinity, which is no JSON
+        raise _NumberError(f"{short(text)} exceeds 1.8e308; give a smaller number, or a string")
+    return value
 
 
 def _said(index: int, line: Line, found: ManyResult) -> bytes:

@@ -122,6 +122,8 @@ def test_no_prompts(pair: Pair, tmp_path: Path, out: Path, text: str) -> None:
 BAD = {
     '{"prompt": "the ow': "not JSON: Unterminated string starting at: character 12",
     '{"prompt": "a", "id": NaN}': "not JSON: NaN is no JSON number",
+    '{"prompt": "a", "id": [1e999]}': "'1e999' exceeds 1.8e308; give a smaller number, or a string",
+    '{"prompt": "a", "id": ' + "9" * 5000 + "}": "it has an integer of too many digits; give it as a string",
     "7": "no JSON object",
     "[" * 100_000: "nested too deeply",
     '{"id": 3}': "give either prompt or messages",
@@ -156,7 +158,7 @@ def test_bad_lines_have_their_own_errors(pair: Pair, tmp_path: Path, out: Path) 
         assert line["error"].startswith(f"line {line['index'] + 1}: ")
         assert len(line["error"]) > 10
         assert message in line["error"]
-    assert found[4 + 1]["id"] == 3
+    assert found[1 + list(BAD).index('{"id": 3}')]["id"] == 3
     assert (found[-2]["id"], found[-2]["text"]) == ("last", found[0]["text"])
     assert found[-1] == {"index": n_bad + 1, "error": f"line {n_bad + 2}: it is not UTF-8 text"}
 
