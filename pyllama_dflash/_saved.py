@@ -8,6 +8,7 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ MAGIC = b"pyllama_dflash text\n"
 VERSION = 1
 _NUMBERS = struct.Struct("<II")
 _N_CHECKSUM = 32
+_PIECE = 1 << 20
 _FIXES = {
     "llama.cpp": "its states are laid out otherwise; evaluate the text again",
     "target": "open the target that it was saved with",
@@ -181,21 +183,41 @@ def read(file: Path) -> tuple[dict[str, Any], Bytes]:
     """
     check_kind(file)
     with file.open("rb") as source:
+        rest = os.fstat(source.fileno()).st_size - _N_CHECKSUM - len(MAGIC)
         source.seek(len(MAGIC))
-        rest = source.read()
-    least = _NUMBERS.size + _N_CHECKSUM
-    version, n_facts = _NUMBERS.unpack_from(rest) if len(rest) >= least else (VERSION, 0)
-    if version != VERSION:
-        raise ModelLoadError(f"{file} has version {version}, this package reads version {VERSION}; save the text anew")
-    content = memoryview(rest)[: max(0, len(rest) - _N_CHECKSUM)]
+        version, n_facts = _NUMBERS.unpack(source.read(_NUMBERS.size)) if rest >= _NUMBERS.size else (VERSION, 0)
+        if version != VERSION:
+            known = f"this package reads version {VERSION}"
+            raise ModelLoadError(f"{file} has version {version}, {known}; save the text anew")
+        # Before memory is taken for it: a file that is none may be of any size.
+        if not _is_whole(source, rest):
+            raise ModelLoadError(f"{file} is damaged or cut short: its checksum is wrong; save the text anew")
+        source.seek(len(MAGIC) + _NUMBERS.size)
+        n_bytes = rest - _NUMBERS.size - n_facts
+        try:
+            facts = json.loads(source.read(n_facts)) if n_bytes >= 0 else None
+            if not isinstance(facts, dict) or not isinstance(facts["n_tokens"], int):
+                raise ValueError
+        except (ValueError, KeyError, RecursionError):
+            raise ModelLoadError(f"{file} is damaged: it does not say what it holds; save the text anew") from None
+        try:
+            data = np.empty(n_bytes, np.uint8)
+        except MemoryError:
+            short = f"there is no memory for the {n_bytes >> 20} MiB that {file} holds"
+            raise MemoryError(f"{short}; make room, or evaluate the text again") from None
+        # One that is cut meanwhile is refused by the checksum of the engine's own.
+        source.readinto(data.data)
+    return facts, data
+
+
+def _is_whole(source: BufferedReader, rest: int) -> bool:
+    """Say whether the checksum after the rest of a file, MAGIC apart, is that of what is before it."""
     digest = hashlib.blake2b(MAGIC, digest_size=_N_CHECKSUM)
-    digest.update(content)
-    if digest.digest() != rest[len(content) :]:
-        raise ModelLoadError(f"{file} is damaged or cut short: its checksum is wrong; save the text anew")
-    try:
-        facts = json.loads(bytes(content[_NUMBERS.size : _NUMBERS.size + n_facts]))
-        if not isinstance(facts, dict) or not isinstance(facts["n_tokens"], int):
-            raise ValueError
-    except (ValueError, KeyError, RecursionError):
-        raise ModelLoadError(f"{file} is damaged: it does not say what it holds; save the text anew") from None
-    return facts, np.frombuffer(content[_NUMBERS.size + n_facts :], np.uint8)
+    source.seek(len(MAGIC))
+    while rest > 0:
+        part = source.read(min(rest, _PIECE))
+        if not part:
+            return False
+        digest.update(part)
+        rest -= len(part)
+    return digest.digest() == source.read(_N_CHECKSUM)
