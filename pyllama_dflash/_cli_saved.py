@@ -18,8 +18,8 @@ def add_arguments(parser: Any) -> None:
     """Add the flags."""
     text = (
         "go on with the text of a file that --save wrote: the prompt is the user's next turn, with --raw it is added "
+        "to the text, and without one the text goes on as it is"
     )
-    text += "to the text, and without one the text goes on as it is"
     parser.add_argument("--load", metavar="FILE", help=text)
     text = "after the reply, write the text and all that is evaluated of it, for --load with the same models"
     parser.add_argument("--save", metavar="FILE", help=text)

@@ -37,8 +37,9 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
     if (drafter_) {
         drafter_->attach(threads_, params_.n_threads);
     }
-    pads_ = on_gpu(*target_->llama()) && rollback_->mode() == PLD_ROLLBACK_CUT;
-    if (on_gpu(*target_->llama()) || (draft_ && on_gpu(*draft_->llama()))) {
+    const bool target_on_gpu = on_gpu(*target_->llama());
+    pads_                    = target_on_gpu && rollback_->mode() == PLD_ROLLBACK_CUT;
+    if (target_on_gpu || (draft_ && on_gpu(*draft_->llama()))) {
         warm_up();
     }
 }
