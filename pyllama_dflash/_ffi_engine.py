@@ -146,7 +146,8 @@ def verify(engine: EngineHandle, requests: Sequence[tuple[int, Sequence[int]]]) 
 
     Args:
         engine: the engine.
-        requests: sequence and tokens, by ascending sequence, each once.
+        requests: sequence and tokens, by ascending sequence, each once. A sequence whose prompt waits has no tokens: rows of
+            the prompt go along, and of what is returned only n_pending has a meaning.
     """
     n_max, has_margins = engine.info["n_max"], not engine.info["backend_argmax"]
     for index, (seq, tokens) in enumerate(requests):
@@ -157,10 +158,11 @@ def verify(engine: EngineHandle, requests: Sequence[tuple[int, Sequence[int]]]) 
     check(_lib.pld_engine_verify(engine.pointer, engine.verifies, len(requests), *arrays))
     out = []
     for index, (_, tokens) in enumerate(requests):
-        n, start, verdict = len(tokens) + 1, index * (n_max + 1), engine.verdicts[index]
+        verdict = engine.verdicts[index]
+        n, start = len(tokens) + 1 if verdict.bonus >= 0 else 0, index * (n_max + 1)
         chosen: list[int] = _ffi.unpack(engine.chosen + start, n)
         gaps = _copy(engine.margins, np.float32, n, start) if has_margins else None
-        out.append(Verified(verdict.n_accepted, verdict.bonus, chosen, gaps, engine.t_us[0]))
+        out.append(Verified(verdict.n_accepted, verdict.bonus, chosen, gaps, engine.t_us[0], verdict.n_pending))
     return out
 
 

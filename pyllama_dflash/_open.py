@@ -177,6 +177,7 @@ def engine_fields(params: Params) -> dict[str, int]:
         "draft_vocab": int(params.draft_vocab),
         "n_seq_max": 1,
         "n_ctx_draft": params.n_ctx_draft,
+        "few_shapes": -1,
         **types,
     }
 

@@ -49,3 +49,4 @@ class Verified(NamedTuple):
     chosen: list[int]  # n + 1
     margins: Floats | None  # n + 1
     t_us: int
+    n_pending: int = 0  # tokens of its prompt that still wait

@@ -18,6 +18,8 @@ from .result import ManyResult, Result
 
 T = TypeVar("T")
 NO_DRAFT = _ffi_engine.Drafted([], None, 0)
+_SHORT = 64  # tokens of prompts that are evaluated side by side
+_ROUNDS = 4  # in which a prompt may go along with others' rounds: its own launch takes as long as one or two, of all
 
 
 @dataclass(eq=False)
@@ -120,8 +122,9 @@ class Slots:
 
         def step() -> None:
             left = n_ubatch = self._engine.info["n_ubatch"]
+            with_a_round = self._going_along()
             for seq, task in sorted(self._tasks.items()):
-                if task.n_waiting and (left == n_ubatch or task.n_waiting <= left):
+                if task.n_waiting and seq not in with_a_round and (left == n_ubatch or task.n_waiting <= left):
                     left -= min(task.n_waiting, n_ubatch)
                     start = perf_counter()
                     n_waiting = self._call(partial(_ffi_engine.prefill, self._engine, seq))
@@ -130,22 +133,33 @@ class Slots:
         return self._ended(step)
 
     def round(self) -> list[ManyResult]:
-        """Draft and verify for all whose prompt is evaluated."""
+        """Draft and verify for all whose prompt is evaluated; short prompts go along."""
         ready = {seq: task for seq, task in sorted(self._tasks.items()) if not task.n_waiting}
+        prompts = self._going_along()
 
         def step() -> None:
             start = perf_counter()
             requests = [task.request(seq) for seq, task in ready.items()]
-            drafts = [NO_DRAFT] * len(ready)
+            drafts = dict.fromkeys([*ready, *prompts], NO_DRAFT)
             if any(request.n_max for request in requests):
-                drafts = self._call(lambda: _ffi_engine.draft(self._engine, requests))
-            pairs = [(seq, draft.tokens) for seq, draft in zip(ready, drafts)]
-            verdicts = self._call(lambda: _ffi_engine.verify(self._engine, pairs))
+                drafts.update(zip(ready, self._call(lambda: _ffi_engine.draft(self._engine, requests))))
+            pairs = [(seq, drafts[seq].tokens) for seq in sorted(drafts)]
+            verdicts = dict(zip(sorted(drafts), self._call(lambda: _ffi_engine.verify(self._engine, pairs))))
             t_ms = 1000 * (perf_counter() - start)
-            for task, draft, verdict in zip(ready.values(), drafts, verdicts):
-                task.add_round(draft, verdict, t_ms)
+            for seq, task in ready.items():
+                task.add_round(drafts[seq], verdicts[seq], t_ms)
+            for seq, task in prompts.items():
+                task.add_chunk(verdicts[seq].n_pending, t_ms)
 
-        return self._ended(step) if ready else []
+        return self._ended(step) if ready or prompts else []
+
+    def _going_along(self) -> dict[int, Task]:
+        """Return whose prompt is evaluated in rows beside those of a round, or of each other."""
+        if not self._engine.info["few_shapes"]:
+            return {}
+        widths = [1 + task.reply.n_draft for task in self._tasks.values() if not task.n_waiting]
+        most = _ROUNDS * max(widths) if widths else _SHORT
+        return {seq: task for seq, task in self._tasks.items() if 0 < task.n_waiting <= most}
 
     def _call(self, function: Callable[[], T]) -> T:
         return self._session.step(self._hold, function)

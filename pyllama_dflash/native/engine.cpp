@@ -37,9 +37,7 @@ Engine::Engine(std::shared_ptr<Model> target, std::shared_ptr<Model> draft, cons
     if (drafter_) {
         drafter_->attach(threads_, params_.n_threads);
     }
-    const bool target_on_gpu = on_gpu(*target_->llama());
-    pads_                    = target_on_gpu && rollback_->mode() == PLD_ROLLBACK_CUT;
-    if (target_on_gpu || (draft_ && on_gpu(*draft_->llama()))) {
+    if (on_gpu(*target_->llama()) || (draft_ && on_gpu(*draft_->llama()))) {
         warm_up();
     }
 }
@@ -48,6 +46,9 @@ Engine::~Engine() = default;
 
 void Engine::open() {
     const auto mode = rollback_mode(*target_->llama());
+    // Only an attention's cache takes all rows back.
+    params_.few_shapes =
+        mode == PLD_ROLLBACK_CUT && (params_.few_shapes < 0 ? on_gpu(*target_->llama()) : params_.few_shapes != 0) ? 1 : 0;
     ctx_            = std::make_unique<Context>(target_->llama(), target_context(params_, mode), "target");
     require(params_.n_seq_max == 1 || !params_.kv_unified || !ctx_->blocks_of_cells(), PLD_E_ARGUMENT,
             target_->header().name() + " attends to blocks of its cache, which sequences would share with kv_unified; turn it off");
@@ -142,7 +143,8 @@ pld_engine_info Engine::info() const {
             drafter_ && drafter_->fused(),
             params_.n_seq_max,
             drafter_ ? drafter_->n_ctx() : 0,
-            rollback_->mode()};
+            rollback_->mode(),
+            params_.few_shapes};
 }
 
 pld_engine_state Engine::state(int32_t seq) const {

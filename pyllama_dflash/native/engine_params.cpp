@@ -106,6 +106,7 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
     check_range("n_threads", p.n_threads, MAX_THREADS);
     require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));
     require(p.cuda_graphs >= -1 && p.cuda_graphs <= 1, PLD_E_ARGUMENT, format("cuda_graphs=%d is none of -1, 0, 1", p.cuda_graphs));
+    require(p.few_shapes >= -1 && p.few_shapes <= 1, PLD_E_ARGUMENT, format("few_shapes=%d is none of -1, 0, 1", p.few_shapes));
     require(!draft || p.n_max <= widest, PLD_E_ARGUMENT,
             format("n_max=%d exceeds block_size-1=%d of %s; lower n_max", p.n_max, widest,
                    draft ? draft->name().c_str() : ""));
@@ -124,6 +125,11 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
         check_draft_cache(*draft, p);
     }
     return p;
+}
+
+bool fills_ends(const pld_engine_params & params, const llama_model & target) {
+    constexpr uint64_t SMALL = 1000000000;  // weights, whose products with some rows more a GPU has before it could launch another graph
+    return params.few_shapes != 0 && llama_model_n_params(&target) <= SMALL;
 }
 
 llama_context_params target_context(const pld_engine_params & params, pld_rollback mode) {

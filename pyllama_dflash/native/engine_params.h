@@ -23,6 +23,9 @@ int32_t draft_window(const pld_engine_params & params);
 // Those of them that a draft of that trained context sees: unless n_ctx_draft says how many, no more than it has learned to look at.
 int32_t draft_sight(const pld_engine_params & params, const llama_model & draft);
 
+// Whether launches take the sequences at their ends, too, that complete a stretch: of a small target, for a row costs the others more.
+bool fills_ends(const pld_engine_params & params, const llama_model & target);
+
 // Of resolved parameters. mode: how the target's memory rolls back.
 llama_context_params target_context(const pld_engine_params & params, pld_rollback mode);
 // Feature rows that llama.cpp's own context for a draft takes at once.

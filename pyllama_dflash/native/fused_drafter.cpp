@@ -43,6 +43,7 @@ FusedDrafter::FusedDrafter(std::shared_ptr<Model> model, const Model & target, C
       draft_(*model_, target, params.draft_vocab != 0),
       backend_(open_backend(draft_.device(), params.cuda_graphs)),
       cpu_(ggml_backend_is_cpu(backend_.get())),
+      fills_ends_(fills_ends(params, *llama_get_model(ctx.get()))),
       cache_(draft_.hparams(), draft_.dry_run(), backend_.get(), model_->facts().block_size, params),
       inputs_(draft_, cache_, backend_.get(), params.n_seq_max, max_rows_),
       graphs_(backend_.get(), model_->dry_run(), most_graphs(params),
@@ -194,14 +195,14 @@ std::vector<DraftSource> FusedDrafter::sources(DraftRows & rows) const {
     return out;
 }
 
-void FusedDrafter::launch(Requests begin, Requests end, int32_t n, std::vector<float> & out) {
+void FusedDrafter::launch(Requests begin, Requests end, Stretch seqs, int32_t n, std::vector<float> & out) {
     DraftShape              shape;
     auto &                  rows = shape.rows;
     std::vector<DraftBlock> blocks;
     if (begin != end) {
         rows.n_block = n + 1;
-        rows.first   = begin->seq;
-        rows.n_seqs  = (end - 1)->seq - begin->seq + 1;
+        rows.first   = seqs.first;
+        rows.n_seqs  = seqs.size();
         blocks.resize(static_cast<size_t>(rows.n_seqs));
     }
     for (auto r = begin; r != end; ++r) {
@@ -241,14 +242,14 @@ void FusedDrafter::inject() {
     if (std::any_of(seqs_.begin(), seqs_.end(), [](const auto & s) { return s.n_kept > 0; })) {
         const std::vector<DraftRequest> none;
         std::vector<float>              nothing;
-        launch(none.begin(), none.end(), 0, nothing);
+        launch(none.begin(), none.end(), {0, 0}, 0, nothing);
     }
     features_.clear();
 }
 
 // The requests from begin on that one launch serves: sequences that are neighbours, or nearly.
 FusedDrafter::Requests FusedDrafter::stretch_end(Requests begin, Requests end) const {
-    const auto most = cpu_ ? 1 : 4;  // blocks in vain, for which another launch would cost as much
+    const auto most = cpu_ ? 1 : MOST_IN_VAIN;
     auto       r    = begin + 1;
     while (r != end && r->seq - (r - 1)->seq - 1 <= most) {
         ++r;
@@ -263,10 +264,14 @@ std::vector<Draft> FusedDrafter::draft(const std::vector<DraftRequest> & request
     std::vector<Draft> out;
     std::vector<float> rows;
     for (auto begin = requests.begin(); begin != requests.end();) {
-        const auto end = stretch_end(begin, requests.end());
-        launch(begin, end, n, rows);
+        const auto end  = stretch_end(begin, requests.end());
+        Stretch    seqs = {begin->seq, (end - 1)->seq};
+        if (fills_ends_ && begin == requests.begin() && end == requests.end()) {
+            seqs = aligned(seqs, static_cast<int32_t>(seqs_.size()));
+        }
+        launch(begin, end, seqs, n, rows);
         for (auto r = begin; r != end; ++r) {
-            const float * row = &rows[static_cast<size_t>((r->seq - begin->seq) * n) * 2 * k];
+            const float * row = &rows[static_cast<size_t>((r->seq - seqs.first) * n) * 2 * k];
             Draft         draft;
             for (int32_t i = 0; i < r->n; ++i, row += 2 * k) {
                 auto c = sorted(token_ids(row, n_candidates_, n_vocab_).data(), row + k, n_candidates_);

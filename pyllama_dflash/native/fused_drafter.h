@@ -5,6 +5,7 @@
 #include "draft_graphs.h"
 #include "draft_state.h"
 #include "drafter.h"
+#include "stretch.h"
 
 namespace pld {
 
@@ -57,8 +58,9 @@ private:
     size_t              copy_size() const;  // of one layer's features
     Requests            stretch_end(Requests begin, Requests end) const;
     std::vector<DraftSource> sources(DraftRows & rows) const;
-    // Write what waits and run a block of n tokens for each sequence from the first request's to the last's: out [sequences, n, 2k].
-    void       launch(Requests begin, Requests end, int32_t n, std::vector<float> & out);
+    // Write what waits and run a block of n tokens for each sequence of the stretch, which has those of the requests: out
+    // [sequences, n, 2k].
+    void       launch(Requests begin, Requests end, Stretch seqs, int32_t n, std::vector<float> & out);
     DraftState header(int32_t seq) const;
 
     Sequence &       at(int32_t seq) { return seqs_[static_cast<size_t>(seq)]; }
@@ -76,6 +78,7 @@ private:
     DraftModel             draft_;
     ggml_backend_ptr       backend_;
     bool                   cpu_;
+    bool                   fills_ends_;
     DraftCache             cache_;
     DraftInputs            inputs_;
     DraftGraphs            graphs_;

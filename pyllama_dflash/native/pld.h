@@ -12,7 +12,7 @@
  *   - Token ids are int32, logits and scores float32, times int64 microseconds of a monotonic clock.
  */
 
-enum { PLD_ABI_VERSION = 6, PLD_MAX_DEVICES = 16 };
+enum { PLD_ABI_VERSION = 7, PLD_MAX_DEVICES = 16 };
 
 enum pld_status {
     PLD_OK = 0,
@@ -205,6 +205,8 @@ typedef struct pld_engine_params {
     int32_t draft_vocab;    /* 1: our own graph reads only the head's rows that dflash.draft_vocab lists; 0: all */
     int32_t n_seq_max;      /* sequences that are kept side by side, each with n_ctx tokens; >= 1 */
     int32_t n_ctx_draft;    /* last positions that the draft sees of a sequence; 0: as many as it was trained on */
+    int32_t few_shapes;     /* 1: batches get rows that nothing reads, so that they come in few shapes, whose graphs are kept;
+                             * 0: not; -1: on a GPU. Never for a target whose state cannot be cut. */
 } pld_engine_params;
 
 /* How the target's memory takes back tokens that were rejected. */
@@ -227,6 +229,7 @@ typedef struct pld_engine_info {
     int32_t n_seq_max;
     int32_t n_ctx_draft; /* positions that the draft sees at most; 0 without a draft */
     int32_t rollback;    /* enum pld_rollback */
+    int32_t few_shapes;  /* 1: a prompt of a few rounds' rows had best go along with the verify of other sequences */
 } pld_engine_info;
 
 /* Where a sequence stands; the last two are the engine's. */
@@ -315,18 +318,21 @@ int32_t pld_engine_draft(pld_engine *engine, const pld_draft_request *requests, 
 
 typedef struct pld_verify_request {
     int32_t seq;
-    int32_t n; /* drafted tokens, 0 to the engine's n_max */
+    int32_t n; /* drafted tokens, 0 to the engine's n_max; 0 while the sequence's prompt waits */
 } pld_verify_request;
 
 typedef struct pld_verdict {
     int32_t n_accepted; /* drafted tokens that equal the target's own choice */
-    int32_t bonus;      /* the target's token after them: the new anchor */
+    int32_t bonus;      /* the target's token after them: the new anchor; -1 for a prompt */
+    int32_t n_pending;  /* tokens of the prompt that still wait */
 } pld_verdict;
 
 /* Run [anchor, tokens...] of each sequence through the target in one launch, accept of each the longest prefix that equals its
  * argmax, roll back the rest; requests [n] by ascending seq, w the engine's n_max, tokens [n, w]. chosen [n, w+1]: the target's
  * argmax at each row (rows after n_accepted follow a rejected token); may be NULL. margins [n, w+1]: top-1 minus top-2 logit
- * of each row; NULL with backend_argmax. verdicts [n]. Room in each sequence: n_past + 1 + n <= n_ctx. */
+ * of each row; NULL with backend_argmax. verdicts [n]. Room in each sequence: n_past + 1 + n <= n_ctx.
+ * A prompt that waits goes along: as many rows of it as the widest of the others has. Prompts alone share a launch, too, with
+ * up to n_ubatch tokens of all. */
 int32_t pld_engine_verify(pld_engine *engine, const pld_verify_request *requests, int32_t n, const int32_t *tokens,
                           int32_t *chosen, float *margins, pld_verdict *verdicts, int64_t *t_us);
 /* Logits [n_vocab] of a row of the last verify, if that was of one sequence; needs backend_argmax = 0. */

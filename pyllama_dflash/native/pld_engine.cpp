@@ -191,7 +191,8 @@ int32_t pld_engine_verify(pld_engine * engine, const pld_verify_request * reques
             if (margins) {
                 std::copy(v.margins.begin(), v.margins.end(), margins + j * (w + 1));
             }
-            verdicts[j] = {v.n_accepted, v.chosen[static_cast<size_t>(v.n_accepted)]};
+            const auto bonus = v.chosen.empty() ? -1 : v.chosen[static_cast<size_t>(v.n_accepted)];
+            verdicts[j]      = {v.n_accepted, bonus, engine->engine.state(asked[j].seq).n_pending};
         }
         if (t_us) {
             *t_us = now_us() - start;

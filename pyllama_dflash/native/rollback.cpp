@@ -43,7 +43,7 @@ Rollback::Rollback(Context & ctx, pld_rollback mode, int32_t n_seq_max, int32_t 
 }
 
 void Rollback::keep(int32_t seq, int32_t pos, int32_t n) {
-    if (n == 1) {
+    if (n == 1 && mode_ != PLD_ROLLBACK_CUT) {
         ran(seq, pos + 1);
         return;
     }

@@ -25,7 +25,7 @@ public:
     int32_t n_run(int32_t seq) const { return at(seq).end; }
 
     // Rows [pos, pos + n) of a sequence run next, after what the memory holds: all but the first of them can be taken back until
-    // something else runs.
+    // something else runs, and that one, too, where the cache is cut.
     void keep(int32_t seq, int32_t pos, int32_t n);
     // Positions up to `end` were run, and none of them is to be taken back.
     void ran(int32_t seq, int32_t end) { at(seq) = {end, end}; }
