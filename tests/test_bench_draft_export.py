@@ -40,15 +40,15 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def bundled(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
     """The bundled draft as a network in float32, its target, and what export makes of it."""
-    given = _read(demo[1])
-    layers = sum(name.endswith("attn_q.weight") for name in given)
+    given = export.weights_of(demo[1])
+    layers = sum(name.endswith(".q") for name in given)
     changes = [f'target.path="{demo[0]}"', f"draft.layers={layers}", "draft.vocabulary=0"]
     settings, out = config.read(SETTINGS, changes), tmp_path_factory.mktemp("run")
     read = target.Target(demo[0], "cpu", torch.float32)
     draft = network.Draft(settings.draft, read).float()
     with torch.no_grad():
         for name, weight in draft.named_parameters():
-            weight.copy_(torch.from_numpy(given.pop(export._name(name))).view_as(weight))
+            weight.copy_(given.pop(name))
     assert not given
     torch.save({"master": {name: w.detach() for name, w in draft.named_parameters()}}, out / "checkpoint.pt")
     return draft, read, export.export(settings, out)

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting, e.g. draft.block=16"
     )
     made.add_argument("--minutes", type=float, default=1e9, help="train: stop after so long; the same command goes on")
-    made.add_argument("--weights", type=Path, help="train: begin with the weights of this checkpoint")
+    made.add_argument("--weights", type=Path, help="train: begin with the weights of this checkpoint or GGUF")
     made.add_argument("--wait", action="store_true", help="train: compile, then wait for the text that write makes")
     return made
 

@@ -1,4 +1,4 @@
-"""Write a checkpoint as a DFlash2 GGUF in F16 with the target's tokenizer, for pyllama-dflash quantize."""
+"""Write a checkpoint as a DFlash2 GGUF in F16 with the target's tokenizer, for pyllama-dflash quantize, and read one back."""
 
 from __future__ import annotations
 
@@ -89,6 +89,14 @@ def export(settings: Settings, out: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    """Read the weights of a draft's file as a checkpoint names them, float32; quantised ones are dequantised."""
+    names = {_name(name): name for name in NAMES}
+    names |= {f"blk.{index}.{LAYER[part]}": f"layers.{index}.{part}" for index in range(256) for part in LAYER}
+    tensors = gguf.GGUFReader(path).tensors
+    return {names[t.name]: torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy()).float() for t in tensors}
 
 
 def frequent(out: Path, n: int) -> list[int]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from . import losses
 from .anchors import Anchors, Sequences
 from .config import Settings
+from .export import weights_of
 from .muon import Optimizer
 from .network import Draft
 from .rounding import round_q4_0, round_q8_0
@@ -218,13 +219,16 @@ class Trainer:
             (self.out / "checkpoint.tmp").replace(self.out / "checkpoint.pt")
 
     def load(self, path: Path, weights_only: bool = False) -> None:
-        """Go on from a checkpoint; or begin anew from its weights alone."""
-        state = torch.load(path, map_location=self.device, weights_only=True)
-        if weights_only:
-            self.optimizer.put(state["master"])
+        """Go on from a checkpoint; or begin anew from the weights alone of one, or of a draft's GGUF."""
+        if weights_only and path.suffix == ".gguf":
+            self.optimizer.put(weights_of(path))
         else:
-            self.optimizer.restore(state)
-            self.elapsed, self.steps = state["elapsed"], state["steps"]
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            if weights_only:
+                self.optimizer.put(state["master"])
+            else:
+                self.optimizer.restore(state)
+                self.elapsed, self.steps = state["elapsed"], state["steps"]
         self.optimizer.show(lambda _, w: w)
 
     def say(self, text: str) -> None:
