@@ -9,6 +9,8 @@ import pytest
 from laws import first_difference
 
 import pyllama_dflash as pd
+from pyllama_dflash import _open
+from pyllama_dflash._open import engine_fields
 
 PROMPTS = (
     "Write a Python function that returns the nth Fibonacci number.",
@@ -82,20 +84,26 @@ def test_every_row_of_a_batch_carries_its_own_argmax(demo: tuple[Path, Path]) ->
     assert len(set(chosen[True, 16])) > 4
 
 
-def test_surplus_rows_of_short_prompts_are_taken_back(demo: tuple[Path, Path]) -> None:
-    """They make batches of few sizes, whose graphs are kept; a step of seven tokens has few of them."""
-    options = {"n_ctx": 200, "backend_argmax": False, "cache_ram": 0}
-    with pd.Speculator(*demo, **options) as spec, pd.Speculator(*demo, n_ubatch=7, **options) as steps:
-        ids = spec.target.tokenize("The tide comes in twice a day. " * 40)[:200]
+def test_surplus_rows_of_short_prompts_are_taken_back(demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They make batches of few sizes, whose graphs are kept; results are those of the batch as it is."""
+    specs = []
+    for few_shapes in (-1, 0):
+        fields = {"few_shapes": few_shapes}
+        monkeypatch.setattr(_open, "engine_fields", lambda params, fields=fields: {**engine_fields(params), **fields})
+        specs.append(pd.Speculator(*demo, n_ctx=200, backend_argmax=False, cache_ram=0))
+    with specs[0] as ours, specs[1] as plain:
+        assert [spec._session.engine.info["few_shapes"] for spec in specs] == [1, 0]
+        ids = ours.target.tokenize("The tide comes in twice a day. " * 40)[:200]
         for n in (2, 15, 16, 17, 18, 33, 64, 65, 66, 190, 198):
-            for each in (spec, steps):
-                each.reset()
-                each.prefill(ids[:n])
-                each.verify([])
-                assert (each.state.n_past, each.state.n_past_draft) == (n, n)
-            off = spec.logits() - steps.logits()  # of 49,152 logits one may be further off
-            assert float(np.sqrt(np.mean(off * off))) < 0.3 * DEVICE_TIE, n
-            assert spec.draft().tokens[:1] == steps.draft().tokens[:1], n
+            for spec in specs:
+                spec.reset()
+                spec.prefill(ids[:n])
+                spec.verify([])
+                assert (spec.state.n_past, spec.state.n_past_draft) == (n, n)
+            off = ours.logits() - plain.logits()
+            # A single row and sixteen go through other kernels; of 49,152 logits one may be further off.
+            assert float(np.sqrt(np.mean(off * off))) < (DEVICE_TIE if n == 2 else 0.05), n
+            assert ours.draft().tokens[:1] == plain.draft().tokens[:1], n
 
 
 def test_one_launch_drafts_as_llama_cpps_graph_does(demo: tuple[Path, Path]) -> None:
