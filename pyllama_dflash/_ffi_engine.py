@@ -146,8 +146,8 @@ def verify(engine: EngineHandle, requests: Sequence[tuple[int, Sequence[int]]]) 
 
     Args:
         engine: the engine.
-        requests: sequence and tokens, by ascending sequence, each once. A sequence whose prompt waits has no tokens: rows of
-            the prompt go along, and of what is returned only n_pending has a meaning.
+        requests: sequence and tokens, by ascending sequence, each once. A sequence whose prompt waits has no tokens:
+            rows of the prompt go along, and of what is returned only n_pending has a meaning.
     """
     n_max, has_margins = engine.info["n_max"], not engine.info["backend_argmax"]
     for index, (seq, tokens) in enumerate(requests):

@@ -148,7 +148,7 @@ def _check_prompts(prompts: Any) -> None:
     if isinstance(prompts, (str, bytes, Mapping)):
         raise TypeError(f"prompts is one {kind}; give a list of prompts, or use run()")
     if not isinstance(prompts, Iterable):
-        raise TypeError(f"prompts is a {kind}; give a list of prompts, or another iterable")
+        raise TypeError(f"prompts is of type {kind}; give a list of prompts, or another iterable")
     if not isinstance(prompts, Iterator) and isinstance(prompts, Sized):
         for first in prompts:
             if _is_number(first):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Callable, NamedTuple, TypeVar
 
 from . import _ffi, _ffi_engine, _log
@@ -90,10 +91,12 @@ class Session:
         return verified
 
     def reset(self, hold: Hold) -> None:
-        """Forget all cached tokens, and the texts that are kept."""
+        """Forget all cached tokens, those of run_many() too, and the texts that are kept; all caches are zeros then."""
         self.width = 0
         self.kept.clear()
-        self.step(hold, lambda: _ffi_engine.reset(self.engine))
+        for engine in (self.engine, self._many):
+            if engine is not None:
+                self.step(hold, partial(_ffi_engine.reset, engine))
 
     def state(self, hold: Hold) -> _ffi_engine.EngineState:
         """Return where the engine stands."""

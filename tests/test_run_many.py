@@ -235,7 +235,7 @@ def test_a_fault_of_the_iterable_comes_after_what_is_in_flight(spec: pd.Speculat
         ("the", {}, TypeError, "one str"),
         (b"the", {}, TypeError, "one bytes"),
         ({"prompt": "the"}, {}, TypeError, "one dict"),
-        (7, {}, TypeError, "prompts is a int"),
+        (7, {}, TypeError, "prompts is of type int"),
         (None, {}, TypeError, "NoneType"),
         ([1, 2, 3], {}, TypeError, "ids of one prompt"),
         (np.array([1, 2]), {}, TypeError, "ids of one prompt"),

@@ -16,7 +16,7 @@ TARGET = Target(weights="Q8_0")
 LENGTHS = (1, 3, 60, 7, 20, 2, 33)
 PROMPTS = [[SAID[(i * (at + 1)) % len(SAID)] for i in range(n)] for at, n in enumerate(LENGTHS)]
 OPTIONS: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
-RECURRENT = ["qwen35", "qwen3next", "nemotron_h", "jamba", "mamba", "rwkv7", "lfm2", "kimi-linear"]
+RECURRENT = ["qwen35", "qwen3next", "nemotron_h", "jamba", "mamba", "rwkv7", "lfm2", "kimi-linear", "minimax-01"]
 OTHERS = ["gemma3", "deepseek2", "qwen2vl", "minimax-m3", "qwen3moe"]
 
 
@@ -65,8 +65,7 @@ def test_every_way_to_run_them(models: Models, options: dict[str, Any], n_max: i
     assert (sum(result.stats.draft_n_accepted for result in beside) > 0) == (n_max > 0)
 
 
-# llama.cpp's graph of the one cannot take buffers side by side, the other attends to blocks of one buffer.
-REFUSED = {("kimi-linear", False), ("minimax-m3", True)}
+REFUSED = {("minimax-m3", True)}  # it attends to blocks of one buffer
 
 
 @pytest.mark.parametrize("unified", [False, True], ids=["split", "unified"])

@@ -1,4 +1,4 @@
-"""Write a checkpoint as a DFlash2 GGUF in F16 with the target's tokenizer, for pyllama-dflash quantize, and read one back."""
+"""Write a checkpoint as a DFlash2 GGUF in F16 with the target's tokenizer, to be quantised; read a draft's weights."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ void Context::forget(int32_t seq) {
 }
 
 void Context::forget_all() {
-    llama_memory_clear(memory(), /*data=*/false);
+    llama_memory_clear(memory(), /*data=*/true);
 }
 
 size_t Context::state_size(int32_t seq) const {

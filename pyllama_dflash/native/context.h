@@ -66,6 +66,7 @@ public:
     // a recurrent state, which does not go back.
     bool rewind(int32_t seq, int32_t pos);
     void forget(int32_t seq);
+    // And zero all cells: where attention is a product with a mask, one that nobody sees must hold a number.
     void forget_all();
 
     // What the memory holds of a sequence, as bytes on the host. Throw Error(PLD_E_INTERNAL) for a state of another memory; the

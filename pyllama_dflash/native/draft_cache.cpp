@@ -61,11 +61,19 @@ DraftCache::DraftCache(const llama_hparams & h, bool dry_run, ggml_backend_t bac
     if (dry_run) {
         return;
     }
-    ggml_backend_buffer_clear(memory_.buffer.get(), 0);  // a masked cell counts for nothing only if it holds a number
+    clear();
     const auto rotation = hadamard(ROTATED);
     for (auto * t : {k_rotation_, v_rotation_}) {
         if (t) {
             ggml_backend_tensor_set(t, rotation.data(), 0, ggml_nbytes(t));
+        }
+    }
+}
+
+void DraftCache::clear() {
+    for (const auto & tensors : {k_, v_}) {
+        for (auto * t : tensors) {
+            ggml_backend_tensor_memset(t, 0, 0, ggml_nbytes(t));
         }
     }
 }

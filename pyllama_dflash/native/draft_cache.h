@@ -28,6 +28,9 @@ public:
     int32_t n_kv(int32_t pos) const;
     size_t  n_bytes() const { return memory_.n_bytes; }
 
+    // Zero all cells: a masked one counts for nothing only if it holds a number.
+    void clear();
+
     // Bytes of a position, all layers.
     size_t row_size() const;
     // Positions [lo, hi) of a sequence, by layer, K before V; of what is set, those that there are cells for.

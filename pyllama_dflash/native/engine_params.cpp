@@ -51,6 +51,8 @@ void check_heads(const Header & h, const char * width, int32_t type, const char 
 }
 
 llama_context_params context_params(int32_t n_ctx, int32_t n_batch, int32_t n_outputs, const pld_engine_params & params) {
+    // Graphs are reserved with as many rows for each sequence: of some models' none can be built otherwise.
+    n_batch             = (n_batch + params.n_seq_max - 1) / params.n_seq_max * params.n_seq_max;
     auto out            = llama_context_default_params();
     out.n_ctx           = static_cast<uint32_t>(n_ctx);
     out.n_batch         = static_cast<uint32_t>(n_batch);

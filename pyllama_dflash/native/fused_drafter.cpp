@@ -303,6 +303,7 @@ int32_t FusedDrafter::truncate(int32_t seq, int32_t pos) {
 }
 
 void FusedDrafter::forget_all() {
+    cache_.clear();
     seqs_.assign(seqs_.size(), {});
     features_.clear();
 }
