@@ -138,7 +138,7 @@ def _answer(
     n_all = None if raw is None else sum(1 for _ in _numbered(io.BytesIO(raw)))
     if n_all == n_before:
         out.finish()
-        common.say(f"all {n_before} lines were there already" if n_before else "there are no prompts")
+        common.say(f"all {common.count(n_before, 'line')} already there" if n_before else "there are no prompts")
         return 1 if out.n_failed else 0
     waiting: dict[int, Line] = {}
     jobs: Iterable[dict[str, Any]] = _jobs(given_lines, waiting)
@@ -154,8 +154,11 @@ def _answer(
     if out.n_lines == n_before:
         common.say("there are no prompts")
         return 0
-    speed = f"{many.predicted_n} tokens in {many.t_ms / 1000:.2f} s: {many.predicted_per_second:.1f} tok/s"
-    common.say(f"{out.n_lines - n_before} prompts, {speed}" + (f"; {n_before} lines were there" if n_before else ""))
+    speed = (
+        f"{common.count(many.predicted_n, 'token')} in {many.t_ms / 1000:.2f} s: {many.predicted_per_second:.1f} tok/s"
+    )
+    before = f"; {common.count(n_before, 'line')} already there" if n_before else ""
+    common.say(f"{common.count(out.n_lines - n_before, 'prompt')}, {speed}{before}")
     if out.n_failed:
         common.say(f"{out.n_failed} of {out.n_lines} lines have an error instead of a text")
     return 1 if out.n_failed else 0

@@ -96,3 +96,8 @@ def print_json(value: Any) -> None:
 def print_table(rows: list[tuple[str, Any]]) -> None:
     """Write names and values in two columns to stdout."""
     print(*columns([(name, str(value)) for name, value in rows], right=False), sep="\n")
+
+
+def count(n: int, what: str) -> str:
+    """Return a number with its noun, "1 token" or "2 tokens"."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -99,12 +99,13 @@ def _generate(spec: Speculator, args: argparse.Namespace, prompt: str | None) ->
 
 
 def _say_figures(stats: Stats, drafted: bool) -> None:
-    speed = f"{stats.predicted_n} tokens in {stats.predicted_ms / 1000:.2f} s: {stats.predicted_per_second:.1f} tok/s"
+    said = common.count(stats.predicted_n, "token")
+    speed = f"{said} in {stats.predicted_ms / 1000:.2f} s: {stats.predicted_per_second:.1f} tok/s"
     if drafted:
         speed += f", mean_len {stats.mean_len:.2f}, acceptance {stats.acceptance:.2f}"
         speed += f" ({stats.draft_n_accepted} of {stats.draft_n} drafted)"
     common.say(speed)
-    prompt = f"prompt: {stats.prompt_n} tokens in {stats.prompt_ms / 1000:.2f} s"
+    prompt = f"prompt: {common.count(stats.prompt_n, 'token')} in {stats.prompt_ms / 1000:.2f} s"
     if stats.prompt_n > 1:
         prompt += f": {stats.prompt_per_second:.1f} tok/s"
     if stats.prompt_n_cached:

@@ -254,7 +254,8 @@ def test_it_goes_on_from_any_byte(pair: Pair, tmp_path: Path, out: Path, capfd: 
         assert here(*command(pair, source, out)) == 1  # of the line that is no JSON, also if it was there
         assert out.read_bytes() == whole, n_bytes
         n_there = whole[:n_bytes].count(b"\n")
-        assert (f"{n_there} lines were there" in capfd.readouterr().err) == (n_there > 0)
+        lines = "1 line" if n_there == 1 else f"{n_there} lines"
+        assert (f"{lines} already there\n" in capfd.readouterr().err) == (n_there > 0)
         assert not state(out).exists()
 
 

@@ -97,7 +97,7 @@ def test_figures_say_how_much_was_there(run: tuple[Any, ...], spec: pd.Speculato
     assert "there" not in cli(*run, *args).stderr
     n_there = len(spec.target.tokenize(PROMPT)) + 8 - 1
     figures = cli(*run, "--load", alone / "text", "--ignore-eos").stderr.splitlines()[1]
-    assert figures.startswith("prompt: 1 tokens in ")
+    assert figures.startswith("prompt: 1 token in ")
     assert figures.endswith(f"; {n_there} were there")
 
 
