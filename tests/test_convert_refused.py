@@ -150,12 +150,12 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "another width": (
         config(hidden_size=384),
         PAIR,
-        "is 384 wide .* and target-.*gguf is 320; use the target that the",
+        "is 384 wide .* and recorded-.*gguf is 320; use the target that the",
     ),
     "another vocabulary": (
         config(vocab_size=9),
         PAIR,
-        f"has 9 tokens .* and target-.*gguf has {N_VOCAB}; use the target",
+        f"has 9 tokens .* and recorded-.*gguf has {N_VOCAB}; use the target",
     ),
     "a layer beyond the target": (
         own(target_layer_ids=[30]),

@@ -33,7 +33,7 @@ KEEP = ("conversion/", "gguf-py/gguf/")
 
 @dataclasses.dataclass(frozen=True)
 class Recorded(tiny.Target):
-    """A target whose tables are the same bytes on every CPU: those of a tiny world are sums, which round differently."""
+    """A target whose tables are the same bytes on every CPU; those of a tiny world are sums, rounded as it adds."""
 
     def file(self) -> tiny.File:
         out = super().file()
