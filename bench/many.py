@@ -38,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def measure(args: argparse.Namespace) -> Iterator[Record]:
     """Yield provenance, then a record of each pass over all prompts: n_parallel 1 is run() after run()."""
-    from pyllama_dflash import Speculator, demo_pair
+    from pyllama_dflash import Model, Speculator, demo_pair
 
     if bool(args.target) != bool(args.draft):
         raise SystemExit("give both --target and --draft, or neither for the demo pair")
@@ -49,18 +49,19 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
     jobs = [{"messages": row["text"]} for row in records.read_prompts(args.prompts)]
     arms = [(1, n_max) for n_max in args.solo_n_max]
     arms += [(n_parallel, n_max) for n_parallel in args.parallel for n_max in args.n_max]
-    layers = {"n_gpu_layers": args.gpu_layers, "n_gpu_layers_draft": args.gpu_layers}
     # A prompt that comes again in a later pass is evaluated again.
-    options = {"n_ctx": args.ctx, "n_threads": args.threads, "cache_ram": 0, **layers}
-    # One for each width: each keeps its own contexts, and none is opened while an arm is timed.
-    specs = {n: Speculator(target, draft, **options) for n in {n for n, _ in arms}}
-    for n, spec in specs.items():
-        _pass(spec, jobs[:n], n, args.n_max[-1], args.tokens)
+    options = {"n_ctx": args.ctx, "n_threads": args.threads, "cache_ram": 0}
+    # One for each arm, as a user has, on the same weights: each keeps its own contexts and graphs, and none is opened while
+    # an arm is timed.
+    models = Model(target, n_gpu_layers=args.gpu_layers), Model(draft, n_gpu_layers=args.gpu_layers)
+    specs = {arm: Speculator(*models, **options) for arm in arms}
+    for (n, n_max), spec in specs.items():
+        _pass(spec, jobs[:n], n, n_max, args.tokens)
     said: dict[int, tuple[int, ...]] = {}
     turns = [(repeat, *arm) for repeat in range(args.repeats) for arm in arms]
     for repeat, n_parallel, n_max in tqdm(turns, file=sys.stderr):
         others, start = records.Others(), perf_counter()
-        found = _pass(specs[n_parallel], jobs, n_parallel, n_max, args.tokens)
+        found = _pass(specs[n_parallel, n_max], jobs, n_parallel, n_max, args.tokens)
         t_ms = 1000 * (perf_counter() - start)
         for index, (tokens, _, _) in enumerate(found):
             said.setdefault(index, tokens)
