@@ -51,8 +51,8 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
     arms += [(n_parallel, n_max) for n_parallel in args.parallel for n_max in args.n_max]
     # A prompt that comes again in a later pass is evaluated again.
     options = {"n_ctx": args.ctx, "n_threads": args.threads, "cache_ram": 0}
-    # One for each arm, as a user has, on the same weights: each keeps its own contexts and graphs, and none is opened while
-    # an arm is timed.
+    # One for each arm, as a user has, on the same weights: each keeps its own contexts and graphs, and none is opened
+    # while an arm is timed.
     models = Model(target, n_gpu_layers=args.gpu_layers), Model(draft, n_gpu_layers=args.gpu_layers)
     specs = {arm: Speculator(*models, **options) for arm in arms}
     for (n, n_max), spec in specs.items():

@@ -84,6 +84,22 @@ def test_every_row_of_a_batch_carries_its_own_argmax(demo: tuple[Path, Path]) ->
     assert len(set(chosen[True, 16])) > 4
 
 
+def test_texts_side_by_side_are_those_of_each_alone_or_a_near_tie(demo: tuple[Path, Path]) -> None:
+    """Prompts go along with the rounds of others, in batches of other widths than alone."""
+    jobs = [
+        {"messages": prompt, "max_tokens": n} for prompt, n in zip(PROMPTS * 3, (40, 60, 20, 30, 10, 50, 60, 25, 45))
+    ]
+    with pd.Speculator(*demo, n_ctx=1024, cache_ram=0) as spec:
+        found = [one.result for one in spec.run_many(jobs, n_parallel=4)]
+        alone = [spec.run(**job) for job in jobs]
+    for job, ours, own in zip(jobs, found, alone):
+        assert ours is not None
+        at = first_difference(ours.tokens, own.tokens)
+        if at is not None:
+            assert gap(demo, job["messages"], own.tokens[:at], ours.tokens[at], -1) < DEVICE_TIE
+    assert sum(one.stats.draft_n_accepted for one in found) > 0.8 * sum(one.stats.draft_n_accepted for one in alone)
+
+
 def test_surplus_rows_of_short_prompts_are_taken_back(demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """They make batches of few sizes, whose graphs are kept; results are those of the batch as it is."""
     specs = []

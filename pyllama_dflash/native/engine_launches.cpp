@@ -205,7 +205,10 @@ void Engine::run_launch(const Launch & launch, bool margins, std::vector<Verdict
         if (drafter_) {
             drafter_->inject();
         }
-        llama_synchronize(ctx_->get());  // or a GPU's work on prompts would count as the first round's
+        const auto ready = [this](const VerifyRequest & request) { return at(request.seq).pending.empty(); };
+        if (std::any_of(launch.begin, launch.end, ready)) {
+            llama_synchronize(ctx_->get());  // or a GPU's work on its prompt would count as the first round's
+        }
     }
 }
 
