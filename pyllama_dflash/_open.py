@@ -51,7 +51,8 @@ class Opened(NamedTuple):
 
     def open_beside(self, params: Params, n_seq: int, n_ctx: int) -> _ffi_engine.EngineHandle:
         """Open another engine on the same models, for n_seq sequences of n_ctx tokens."""
-        engine_params = engine_fields(params) | {"n_seq_max": n_seq, "n_ctx": n_ctx}
+        own = self.engine.info["n_ctx"]
+        engine_params = engine_fields(params) | {"n_seq_max": n_seq, "n_ctx": n_ctx, "n_ctx_rope": own}
         try:
             _check_context(self.target, self.draft, params, engine_params, n_seq * n_ctx)
             return _open_engine(self.target, self.draft, engine_params)
@@ -178,6 +179,7 @@ def engine_fields(params: Params) -> dict[str, int]:
         "n_seq_max": 1,
         "n_ctx_draft": params.n_ctx_draft,
         "few_shapes": -1,
+        "n_ctx_rope": 0,
         **types,
     }
 

@@ -66,7 +66,8 @@ class Saving:
         """Go on with a text that save() wrote, in place of what is cached.
 
         A run() or prefill() whose prompt extends it evaluates only what is new. n_ctx and options of single calls may
-        differ from those at save().
+        differ from those at save(), n_ctx of a target with RoPE factors for a short and for a long context only where
+        it takes the same ones.
 
         Args:
             path: of the file.

@@ -60,6 +60,22 @@ Context::~Context() {
     }
 }
 
+void Context::choose_rope_factors(int32_t n_ctx) {
+    // Once the memory is made, nothing else reads it.
+    const_cast<llama_cparams &>(ctx_->get_cparams()).n_ctx_seq = static_cast<uint32_t>(n_ctx);
+}
+
+int32_t Context::rope_factors() const {
+    const auto & model = ctx_->get_model();
+    for (size_t il = 0; il < model.layers.size(); ++il) {
+        const auto & layer = model.layers[il];
+        if (!layer.rope_freqs && layer.rope_short != layer.rope_long) {
+            return model.get_rope_factors(ctx_->get_cparams(), static_cast<int>(il)) == layer.rope_short ? 1 : 2;
+        }
+    }
+    return 0;
+}
+
 bool Context::shows_layer(int32_t id) const {
     const auto * rows = ctx_->get_gf_res_reserve()->get_layer_inp(id);
     // A model with several residual streams may show them all.

@@ -35,6 +35,12 @@ public:
     llama_context * get() const { return ctx_; }
     llama_memory_t  memory() const { return llama_get_memory(ctx_); }
 
+    // Of two sets of RoPE factors llama.cpp takes the one for its context's size, which grows with the sequences and with room for
+    // their drafts. Before anything runs: take the one for n_ctx.
+    void    choose_rope_factors(int32_t n_ctx);
+    // 0 of a model that has no two, 1 those for a short context, 2 for a long one.
+    int32_t rope_factors() const;
+
     // Whether a draft can read the input of that layer, by the graph that was built for this context.
     bool shows_layer(int32_t id) const;
 

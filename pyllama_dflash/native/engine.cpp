@@ -50,6 +50,7 @@ void Engine::open() {
     params_.few_shapes =
         mode == PLD_ROLLBACK_CUT && (params_.few_shapes < 0 ? on_gpu(*target_->llama()) : params_.few_shapes != 0) ? 1 : 0;
     ctx_            = std::make_unique<Context>(target_->llama(), target_context(params_, mode), "target");
+    ctx_->choose_rope_factors(params_.n_ctx_rope);
     require(params_.n_seq_max == 1 || !params_.kv_unified || !ctx_->blocks_of_cells(), PLD_E_ARGUMENT,
             target_->header().name() + " attends to blocks of its cache, which sequences would share with kv_unified; turn it off");
     if (llama_model_is_hybrid(target_->llama()) && mode == PLD_ROLLBACK_CHECKPOINT && params_.n_max > 0 && params_.n_seq_max > 1 &&

@@ -100,10 +100,12 @@ pld_engine_params resolve(const Header & target, const Header * draft, pld_engin
     const auto widest  = draft ? draft_facts(*draft).block_size - 1 : p.n_max;
     require(p.n_max >= -1, PLD_E_ARGUMENT, format("n_max=%d is out of range, -1 or more; raise n_max", p.n_max));
     p.n_ctx = p.n_ctx == 0 ? trained : p.n_ctx;
+    p.n_ctx_rope = p.n_ctx_rope == 0 ? p.n_ctx : p.n_ctx_rope;
     p.n_max = p.n_max < 0 ? std::max(widest, 0) : p.n_max;
 
     constexpr int32_t MAX_STEP = 1 << 16, MAX_THREADS = 512, MAX_WIDTH = 255;
     check_sizes(p);
+    check_range("n_ctx_rope", p.n_ctx_rope, MAX_CTX);
     check_range("n_ubatch", p.n_ubatch, MAX_STEP);
     check_range("n_threads", p.n_threads, MAX_THREADS);
     require(p.flash_attn >= -1 && p.flash_attn <= 1, PLD_E_ARGUMENT, format("flash_attn=%d is none of -1, 0, 1", p.flash_attn));

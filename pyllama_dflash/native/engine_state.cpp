@@ -30,7 +30,7 @@ struct SequenceState {
     int32_t  kind;  // of the draft; PLD_KIND_TARGET without one
     int32_t  n_past;
     int32_t  anchor;  // -1: the prompt was not evaluated to its end
-    int32_t  unused;
+    int32_t  rope_factors;  // Context::rope_factors()
     uint64_t n_target;
     uint64_t n_draft;
 };
@@ -57,7 +57,7 @@ size_t n_token_bytes(const SequenceState & s) {
     return sizeof(int32_t) * static_cast<size_t>(s.n_past);
 }
 
-SequenceState like(const Model & target, const Model * draft, const pld_engine_params & params) {
+SequenceState like(const Model & target, const Model * draft, const Context & ctx, const pld_engine_params & params) {
     const auto *  model = target.llama();
     SequenceState out   = {};
     out.magic           = MAGIC;
@@ -69,6 +69,7 @@ SequenceState like(const Model & target, const Model * draft, const pld_engine_p
     out.type_k          = params.type_k;
     out.type_v          = params.type_v;
     out.kind            = draft ? draft->facts().kind : PLD_KIND_TARGET;
+    out.rope_factors    = ctx.rope_factors();
     return out;
 }
 
@@ -123,7 +124,7 @@ void Engine::state_write(int32_t seq, uint8_t * out, size_t size) {
     require(size == needed, PLD_E_ARGUMENT, format("the state of sequence %d takes %zu bytes, not %zu", seq, needed, size));
     const auto &       s = at(seq);
     const log::Opening opening;
-    auto               header = like(*target_, draft_.get(), params_);
+    auto               header = like(*target_, draft_.get(), *ctx_, params_);
     header.n_past             = s.n_past();
     header.anchor             = s.pending.empty() ? s.anchor : -1;
     header.n_draft            = drafter_ ? drafter_->state_size(seq) : 0;
@@ -142,7 +143,11 @@ void Engine::state_write(int32_t seq, uint8_t * out, size_t size) {
 
 void Engine::state_read(int32_t seq, const uint8_t * data, size_t size) {
     reset(seq);
-    const auto           header = checked(data, size, like(*target_, draft_.get(), params_), params_.n_ctx);
+    const auto           ours   = like(*target_, draft_.get(), *ctx_, params_);
+    const auto           header = checked(data, size, ours, params_.n_ctx);
+    require(header.rope_factors == ours.rope_factors, PLD_E_ARGUMENT,
+            format("the state was written with n_ctx %s %u, where the target turns positions by other factors; open with such an n_ctx",
+                   ours.rope_factors == 1 ? "beyond" : "up to", target_->llama()->hparams.n_ctx_orig_yarn));
     const auto *         from   = data + sizeof(header);
     std::vector<int32_t> tokens(static_cast<size_t>(header.n_past));
     std::memcpy(tokens.data(), from, n_token_bytes(header));

@@ -12,7 +12,7 @@
  *   - Token ids are int32, logits and scores float32, times int64 microseconds of a monotonic clock.
  */
 
-enum { PLD_ABI_VERSION = 7, PLD_MAX_DEVICES = 16 };
+enum { PLD_ABI_VERSION = 8, PLD_MAX_DEVICES = 16 };
 
 enum pld_status {
     PLD_OK = 0,
@@ -207,6 +207,7 @@ typedef struct pld_engine_params {
     int32_t n_ctx_draft;    /* last positions that the draft sees of a sequence; 0: as many as it was trained on */
     int32_t few_shapes;     /* 1: batches get rows that nothing reads, so that they come in few shapes, whose graphs are kept;
                              * 0: not; -1: on a GPU. Never for a target whose state cannot be cut. */
+    int32_t n_ctx_rope;     /* context by which a target with RoPE factors for a short and for a long one takes either; 0: n_ctx */
 } pld_engine_params;
 
 /* How the target's memory takes back tokens that were rejected. */
