@@ -54,7 +54,7 @@ class Saving:
         Raises:
             OrderError: nothing is evaluated; call run() or prefill() first.
             FileExistsError: something else is there.
-            OSError: it cannot be written, or the models' files cannot be read any more.
+            OSError: it cannot be written, or the models' files are not there any more as they were opened.
         """
         out = Path(os.fsdecode(path))
         self._session.turn.check_open()
@@ -79,7 +79,7 @@ class Saving:
             ModelLoadError: the file is damaged, or is none that save() wrote.
             ValueError: it was saved with other models, or other options of the caches.
             ContextFullError: the text is longer than n_ctx.
-            OSError: a file cannot be read.
+            OSError: the file cannot be read, or the models' files are not there any more as they were opened.
         """
         file = Path(os.fsdecode(path))
         self._session.turn.check_open()
@@ -130,7 +130,7 @@ def facts_of(session: Session) -> dict[str, Any]:
 
 def _identity(model: Model) -> str:
     offsets = (int(tensor["offset"]) for tensor in model._call(_ffi.model_tensors))
-    path = Path(model.path)
+    path = model._source.found()
     return fingerprint(path, n_header=min(offsets, default=path.stat().st_size))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import _ffi, _fit, _log
 from ._chat import Messages, render
+from ._fingerprint import Source
 from ._load import load_fields
 from ._turn import Gate, call_both
 from .params import LoadParams, check_int
@@ -144,6 +145,7 @@ class Model:
             why = "devices='CPU' takes no GPU" if on_cpu else NO_GPU
             text = f"n_gpu_layers={params.n_gpu_layers} has no effect: {why}"
             _log.emit(logging.WARNING, text, logger)
+        self._source = Source.of(self.path)
         _log.sync_level()
         try:
             _ffi.init()
