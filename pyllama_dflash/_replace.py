@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
@@ -69,6 +70,8 @@ def naming(out: Path) -> Iterator[None]:
 def replacing(out: Path, overwrite: bool) -> Iterator[Path]:
     """Give a path at which to write a file that takes its place at the end; after an exception nothing of it is left.
 
+    A file that is replaced hands its permissions on: who may not read it, may not read the new one.
+
     Args:
         out: where the file is to be; its folder must be there. A symbolic link is followed.
         overwrite: whether a file that is there may be replaced.
@@ -92,6 +95,8 @@ def replacing(out: Path, overwrite: bool) -> Iterator[Path]:
             with path.open("r+b") as file:
                 os.fsync(file.fileno())
         check_place(out, overwrite)  # again: another program may have written it meanwhile
+        with contextlib.suppress(OSError):  # there is none before, or the disk has no permissions
+            path.chmod(stat.S_IMODE(out.stat().st_mode))
         with naming(out):
             path.replace(out)
     finally:

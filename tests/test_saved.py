@@ -247,6 +247,17 @@ def test_places(alone: Path, models: Models) -> None:
                 call(alone / "text")
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400])
+def test_permissions_stay(alone: Path, models: Models, mode: int) -> None:
+    """A conversation that its owner has closed to others is not opened by the next save()."""
+    spec = models.get(Target(), Draft())
+    spec.prefill(LONG[:9])
+    spec.save(alone / "text")
+    (alone / "text").chmod(mode)
+    spec.save(alone / "text")
+    assert (alone / "text").stat().st_mode & 0o777 == mode
+
+
 def test_other_models(alone: Path, files: Files) -> None:
     target, draft = files.pair()
     saved(alone / "text", target, draft, LONG[:50], **SMALL)
