@@ -353,7 +353,7 @@ class Speculator(View, Saving):
         return self._session.turn.call(read)
 
     def reset(self) -> None:
-        """Forget all cached tokens, and the texts that are kept."""
+        """Forget all cached tokens, those of run_many() too, and the texts that are kept; all caches are zeros then."""
         self._session.alone(self._session.reset)
 
     # the object -------------------------------------------------------------------------------------------------------

@@ -1,86 +1,124 @@
-"""A text that makes caches and states overflow spoils itself and none after it."""
+"""A text whose numbers overflow ends with itself: what comes after it, or beside it, is what it would be without it.
+
+Attention goes on to read what lies in its unused cells, and multiplies it by zero where it does not go the way of flash
+attention: there it takes a reset().
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
+from arch_models import Arch
 from arch_table import ARCHS
-from laws import TINY
-from tiny import SAID, Draft, Files, Target
+from laws import Models
+from tiny import EOS, SAID, Draft, File, Target
 
 import pyllama_dflash as pd
 
-BAD = 7  # a token whose embedding is no number
-RECURRENT = ("mamba", "mamba2", "rwkv7", "jamba", "qwen35", "lfm2", "nemotron_h", "falcon-h1", "kimi-linear")
-FINE = [token for token in SAID if token != BAD][:12]
-OPTIONS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+HARMLESS = [(7 * i) % 240 for i in range(40)]
+SPOILT = [EOS if i % 4 == 1 else token for i, token in enumerate(HARMLESS)]
+TEXT = [(11 * i + 3) % 240 for i in range(21)]
+OPTIONS: dict[str, Any] = {"max_tokens": 12}
+
+CUT = [ARCHS[name] for name in ("llama", "gemma3", "deepseek2", "minimax-m3")]
+RECURRENT = [arch for arch in ARCHS.values() if arch.recurrent]
+# Its attention multiplies what it does not choose by zero.
+BESIDE = [arch for arch in RECURRENT if arch.name != "glm5-next"]
 
 
-def spoiled(files: Files, like: Any, folder: Path) -> Path:
-    file = like.file()
-    embeddings = file.tensors["token_embd.weight"].copy()
-    embeddings[BAD] = np.nan
-    file.tensors["token_embd.weight"] = embeddings
-    if "output.weight" not in file.tensors:
-        file.tensors["output.weight"] = like.file().tensors["token_embd.weight"]
-    return file.write(folder / "spoiled.gguf")
+@dataclass(frozen=True)
+class Overflowing:
+    """A model whose end of a reply, which is never read back, makes all it touches infinite, or no number."""
+
+    like: Any
+
+    def file(self) -> File:
+        out: File = self.like.file()
+        out.tensors["token_embd.weight"][EOS] = float("inf")
+        return out
 
 
-@pytest.fixture(params=["on", "off"], ids=["flash_attn", "products"])
-def flash_attn(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def after(spec: pd.Speculator, first: Sequence[int]) -> tuple[int, ...]:
+    """The reply to TEXT of an object that has answered another prompt."""
+    said = spec.run(first, **OPTIONS).tokens
+    assert first is HARMLESS or set(said) == {0}
+    return spec.run(TEXT, **OPTIONS).tokens
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_a_new_sequence_begins_with_zeros(files: Files, tmp_path: Path, name: str) -> None:
-    """Without reset(): what is there of a recurrent state is not multiplied by zero but overwritten."""
-    path = spoiled(files, ARCHS[name], tmp_path)
-    with pd.Speculator(path, **TINY) as spec:
-        own = spec.run(FINE, **OPTIONS).tokens
-    with pd.Speculator(path, cache_ram=0, **TINY) as spec:
-        assert len(set(spec.run([*FINE[:5], BAD, 3], **OPTIONS).tokens)) == 1  # of no numbers the first is chosen
-        assert spec.run(FINE, **OPTIONS).tokens == own
-        assert len(set(own)) > 1
+def beside(spec: pd.Speculator, first: Sequence[int]) -> list[tuple[int, ...]]:
+    """Replies to TEXT beside another prompt, and after it in its sequence."""
+    results = list(spec.run_many([first, TEXT, TEXT, TEXT], n_parallel=2, **OPTIONS))
+    return [result.result.tokens for result in results[1:] if result.result]
 
 
-@pytest.mark.parametrize("like", [Target(), ARCHS["gemma3"], ARCHS["qwen35"]], ids=repr)
-def test_reset_leaves_numbers_in_all_cells(files: Files, tmp_path: Path, like: Any, flash_attn: str) -> None:
-    """Attention as a product with a mask reads the cells that are masked, too."""
-    path = spoiled(files, like, tmp_path)
-    with pd.Speculator(path, flash_attn=flash_attn, **TINY) as spec:
-        own = spec.run(FINE, **OPTIONS).tokens
-    with pd.Speculator(path, flash_attn=flash_attn, cache_ram=0, **TINY) as spec:
-        spec.run([*FINE * 4, BAD, 3], **OPTIONS)
-        spec.reset()
-        assert spec.run(FINE, **OPTIONS).tokens == own
+@pytest.mark.parametrize("arch", RECURRENT, ids=repr)
+def test_a_state_that_is_not_finite_ends_with_its_text(models: Models, arch: Arch) -> None:
+    said = []
+    for like, first in ((arch, HARMLESS), (Overflowing(arch), SPOILT)):
+        with models.fresh(like, cache_ram=0) as spec:
+            said.append(after(spec, first))
+    assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("fused_draft", [True, False])
-def test_so_does_the_drafts(files: Files, tmp_path: Path, flash_attn: str, fused_draft: bool) -> None:
-    target, draft = Target(), Draft(weights="Q8_0")
-    pair = spoiled(files, target, tmp_path), files.path(draft)
-    options = {"flash_attn": flash_attn, "fused_draft": fused_draft, "cache_ram": 0, **TINY}
-    with pd.Speculator(*pair, **options) as spec:
-        own = spec.run(FINE, **OPTIONS)
-    assert own.stats.draft_n_accepted > 0
-    with pd.Speculator(*pair, **options) as spec:
-        spec.run([*FINE * 4, BAD, 3], **OPTIONS)
-        spec.reset()
-        found = spec.run(FINE, **OPTIONS)
-        assert (found.tokens, found.stats.histogram) == (own.tokens, own.stats.histogram)
+@pytest.mark.parametrize("arch", BESIDE, ids=repr)
+def test_a_state_that_is_not_finite_is_one_sequences(models: Models, arch: Arch) -> None:
+    said = []
+    for like, first in ((arch, HARMLESS), (Overflowing(arch), SPOILT)):
+        with models.fresh(like) as spec:
+            said.append(beside(spec, first))
+    assert len(said[0]) == 3
+    assert said[0] == said[1]
 
 
-def test_reset_forgets_what_run_many_keeps(files: Files) -> None:
-    with pd.Speculator(files.path(Target(weights="Q8_0")), **TINY) as spec:
+@pytest.mark.parametrize("arch", [*CUT, *RECURRENT], ids=repr)
+def test_reset_forgets_what_attention_multiplies_by_zero(models: Models, arch: Arch) -> None:
+    said = []
+    for like, first in ((arch, HARMLESS), (Overflowing(arch), SPOILT)):
+        with models.fresh(like, flash_attn="off") as spec:
+            spec.run(first, **OPTIONS)
+            spec.reset()
+            said.append(spec.run(TEXT, **OPTIONS).tokens)
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("arch", [*CUT, *RECURRENT], ids=repr)
+def test_reset_forgets_it_in_all_sequences(models: Models, arch: Arch) -> None:
+    said = []
+    for like, first in ((arch, HARMLESS), (Overflowing(arch), SPOILT)):
+        with models.fresh(like, flash_attn="off") as spec:
+            list(spec.run_many([first, first], n_parallel=2, **OPTIONS))
+            spec.reset()
+            said.append([result.result.tokens for result in spec.run_many([TEXT, TEXT], **OPTIONS) if result.result])
+    assert len(said[0]) == 2
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["own graph", "llama.cpp's"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_reset_forgets_what_a_draft_has_read(models: Models, version: int, fused: bool) -> None:
+    """Its features were no numbers, and so are the keys and values it made of them."""
+    found = []
+    for like, first in ((Target(), HARMLESS), (Overflowing(Target()), SPOILT)):
+        with models.fresh(like, Draft(version=version), flash_attn="off", fused_draft=fused) as spec:
+            assert spec.run(first, **OPTIONS).stats.draft_n_accepted or first is SPOILT
+            spec.reset()
+            found.append(spec.run(SAID[:9], max_tokens=30, ignore_eos=True))
+    assert found[0].stats.draft_n_accepted > 0
+    assert found[0].tokens == found[1].tokens
+    assert found[0].stats.histogram == found[1].stats.histogram
+
+
+def test_reset_forgets_what_run_many_has_cached(models: Models) -> None:
+    with models.fresh(Target()) as spec:
 
         def cached() -> list[int]:
-            found = list(spec.run_many([FINE, FINE[::-1]], n_parallel=2, **OPTIONS))
+            found = list(spec.run_many([TEXT, TEXT[::-1]], n_parallel=2, **OPTIONS))
             return [one.result.stats.prompt_n_cached for one in found if one.result]
 
         assert cached() == [0, 0]
-        assert cached() == [len(FINE) - 1] * 2
+        assert cached() == [len(TEXT) - 1] * 2
         spec.reset()
         assert cached() == [0, 0]

@@ -147,6 +147,7 @@ void Context::forget(int32_t seq) {
 }
 
 void Context::forget_all() {
+    llama_synchronize(ctx_);  // what still runs may write there
     llama_memory_clear(memory(), /*data=*/true);
 }
 

@@ -294,7 +294,7 @@ int32_t pld_engine_get_memory(const pld_engine *engine, pld_engine_memory *out);
 int32_t pld_engine_devices(const pld_engine *engine, pld_device_memory *out, int32_t cap);
 /* Number of graphs kept; up to cap of them are written, none with out NULL. */
 int32_t pld_engine_graphs(pld_engine *engine, pld_graph *out, int32_t cap);
-/* Forget the cached tokens of a sequence, 0 to n_seq_max-1, or of all with seq -1. */
+/* Forget the cached tokens of a sequence, 0 to n_seq_max-1, or of all, and write zeros to their cells, with seq -1. */
 int32_t pld_engine_reset(pld_engine *engine, int32_t seq);
 
 /* Take a prompt of n >= 1 tokens, keep the cached prefix that it shares with what came before (n_reused tokens, features
