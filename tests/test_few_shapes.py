@@ -177,6 +177,20 @@ def test_a_full_sequence_in_between_is_left_alone(models: Models) -> None:
         assert _ffi_engine.state(engine.handle, 1).n_past == 96
 
 
+def test_prompts_on_both_sides_of_a_full_sequence(models: Models) -> None:
+    """In one buffer for all it has no part in their launch."""
+    with closing(Engine(models, ARCHS["llama"], kv_unified=1, n_max=0)) as engine:
+        engine.begin(1, PROMPTS[2][:90])
+        while _ffi_engine.prefill(engine.handle, 1):
+            pass
+        while _ffi_engine.state(engine.handle, 1).n_past < 96:
+            engine.verify((1, []))
+        for seq in (0, 2):
+            engine.begin(seq, PROMPTS[6])
+        assert [one.n_pending for one in engine.verify((0, []), (2, []))] == [0, 0]
+        assert _ffi_engine.tokens(engine.handle, 2).tolist() == PROMPTS[6][:-1]
+
+
 @pytest.mark.parametrize("value", [-2, 2, 1 << 30])
 def test_the_field_is_checked(models: Models, value: int) -> None:
     with pytest.raises(ValueError, match=f"few_shapes={value} is none of -1, 0, 1"):

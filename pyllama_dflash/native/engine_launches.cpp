@@ -135,9 +135,10 @@ int32_t Engine::prompt_width(const Launch & launch) const {
     for (auto r = launch.begin; r != launch.end; ++r) {
         out = few ? std::max(out, at(r->seq).n_pending()) : std::min(out, at(r->seq).n_pending());
     }
-    out = few && out <= MOST ? GGML_PAD(out, STEP) : out;
-    out = std::min(out, std::max(params_.n_ubatch / launch.seqs.size(), 1));
-    for (auto seq = launch.seqs.first; few && seq <= launch.seqs.last; ++seq) {
+    const auto seqs = seqs_of(launch);
+    out             = few && out <= MOST ? GGML_PAD(out, STEP) : out;
+    out             = std::min(out, std::max(params_.n_ubatch / static_cast<int32_t>(seqs.size()), 1));
+    for (const auto seq : seqs) {
         out = std::min(out, params_.n_ctx + (params_.n_seq_max > 1 ? params_.n_max : 0) - at(seq).n_past());
     }
     return out;
