@@ -100,7 +100,15 @@ def replacing(out: Path, overwrite: bool) -> Iterator[Path]:
         with naming(out):
             path.replace(out)
     finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    try:
         shutil.rmtree(folder, ignore_errors=True)
+    except KeyboardInterrupt:  # it must not stay for that
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager

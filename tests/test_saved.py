@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -256,6 +257,22 @@ def test_permissions_stay(alone: Path, models: Models, mode: int) -> None:
     (alone / "text").chmod(mode)
     spec.save(alone / "text")
     assert (alone / "text").stat().st_mode & 0o777 == mode
+
+
+def test_ctrl_c_at_the_end_of_save(alone: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written aside goes away all the same."""
+    spec = models.get(Target(), Draft())
+    spec.prefill(LONG[:9])
+    remove = shutil.rmtree
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        spec.save(alone / "text")
+    assert spec.load(alone / "text") == tuple(LONG[:9])
 
 
 def test_other_models(alone: Path, files: Files) -> None:
