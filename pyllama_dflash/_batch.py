@@ -189,7 +189,10 @@ def _check_same(known: Mapping[str, Any], made_of: Mapping[str, Any], out: Path)
             continue
         if name in ("input", "target", "draft"):
             raise ValueError(f"{out} was begun with another {name}; give that, or {AGAIN}")
-        raise ValueError(f"{out} was begun with {name}={before}, this is {name}={value}; give that, or {AGAIN}")
+        if before is None:
+            raise ValueError(f"{out} was begun without {name}={value}; leave it out, or {AGAIN}")
+        this = "without it" if value is None else f"{name}={value}"
+        raise ValueError(f"{out} was begun with {name}={before}, this is {this}; give that, or {AGAIN}")
 
 
 def _sync_folder(folder: Path) -> None:

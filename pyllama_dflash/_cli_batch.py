@@ -46,7 +46,7 @@ until it is finished, and another input, model or option is refused without --re
 """
 # They say where and how fast it runs, and may be others when a batch is gone on with.
 _OF_PLACE = {
-    *("n_threads", "n_ubatch", "use_mmap", "use_mlock", "kv_unified", "cuda_graphs"),
+    *("n_threads", "n_ubatch", "use_mmap", "use_mlock", "cuda_graphs"),
     *("n_gpu_layers", "n_gpu_layers_draft", "devices", "devices_draft", "split_mode", "main_gpu", "tensor_split"),
 }
 _OF_REPLY = ("max_tokens", "stop", "ignore_eos")

@@ -58,7 +58,7 @@ class Params:
     type_v: str = _option("f16", f"type of the target's V cache, {_KV_HELP}")
     type_k_draft: str = _option("f16", f"type of the draft's K cache, {_KV_HELP}")
     type_v_draft: str = _option("f16", f"type of the draft's V cache, {_KV_HELP}")
-    kv_unified: bool = _option(False, "one K/V buffer for all sequences of run_many(); no difference to one sequence")
+    kv_unified: bool = _option(False, "one K/V buffer for all sequences of run_many(); near ties turn more often")
     cache_ram: int = _option(
         1024, "MiB of host memory for texts that another prompt displaced, least recently used out; 0: none"
     )

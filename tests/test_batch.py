@@ -292,7 +292,8 @@ def test_what_it_was_begun_with(pair: Pair, tmp_path: Path, out: Path, refused: 
     assert "was begun with another input; give that, or --restart" in refused(2, *command(pair, other, out))
     wrong = command(pair, source, out)
     assert "begun with --n-predict=12, this is --n-predict=13" in refused(2, *wrong, "-n", "13")
-    assert "begun with --stop=None, this is --stop=['a']" in refused(2, *wrong, "--stop", "a")
+    assert "begun without --stop=['a']; leave it out, or --restart" in refused(2, *wrong, "--stop", "a")
+    assert "begun with no --kv-unified, this is --kv-unified; give" in refused(2, *wrong, "-kvu")  # other sums
     assert "begun with --ctx-size=256, this is --ctx-size=128" in refused(2, *wrong, "-c", "128")
     assert "--cache-type-k=f16, this is --cache-type-k=q8_0" in refused(2, *wrong, "-ctk", "q8_0")
     assert "--margin=0.0, this is --margin=1.0" in refused(2, *wrong, "--margin", "1")
